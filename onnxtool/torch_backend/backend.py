@@ -90,13 +90,14 @@ class OrtBackend:
         They are for `torch._dynamo.backends.common.aot_autograd` and `functorch.compile.aot_function`, which must trace
         inside `traceable_functions`, with the option `dropout` as its argument.
         """
+        own = self.options.translations
         recall_translations(Cache(self.options.cache_folder))
         return {
             "fw_compiler": self._compiler("forward"),
             "bw_compiler": self._compiler("backward"),
             "inference_compiler": self._compiler("inference"),
             "partition_fn": self.options.partition_fn or partition,
-            "decompositions": decompositions(),
+            "decompositions": {op: made for op, made in decompositions().items() if op not in own},
         }
 
     @checked

@@ -56,12 +56,14 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
     PyTorch, and the graph is partitioned again. The first result takes the graph's inputs and returns its outputs.
     """
     start = time.perf_counter()
-    original, owner = owner, rewritten(owner)
+    original, owner = owner, rewritten(owner, options.translations)
     translator = Translator(options)
     views = views_at_readers(owner.graph)
     rewrite_symbolic_sizes(owner.graph)
     rejected: dict[str, str] = translator.rejected_before(owner)
-    measured = faster_in_pytorch(owner, reasons_to_stay(owner.graph, rejected), translator)
+    stay = reasons_to_stay(owner.graph, rejected)
+    translator.require_own(owner, stay)
+    measured = faster_in_pytorch(owner, stay, translator)
     while True:
         stay = reasons_to_stay(owner.graph, measured | rejected)
         stages = cut(owner.graph, stay, views)
@@ -177,6 +179,8 @@ def compared(call: Callable[..., Any], owner: torch.fx.GraphModule, options: Ort
     """
     eager = torch.fx.GraphModule(owner, _copied(owner.graph))
     draws = any(is_random(node) for node in owner.graph.nodes)
+    own = dict.fromkeys(called(node.target) for node in owner.graph.nodes if node.target in options.translations)
+    cause = f"correct the translation of {', '.join(own)}" if own else "report it with the model that dump_onnx writes"
 
     def checked(*arguments: Any) -> Any:
         state = torch.get_rng_state() if draws else None
@@ -186,19 +190,21 @@ def compared(call: Callable[..., Any], owner: torch.fx.GraphModule, options: Ort
         actual = call(*arguments)
         for index, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
             if isinstance(theirs, torch.Tensor):
-                _require_close(ours, theirs, index, options)
+                _require_close(ours, theirs, index, options, cause)
         return actual
 
     return checked
 
 
-def _require_close(ours: torch.Tensor, theirs: torch.Tensor, index: int, options: OrtBackendOptions) -> None:
+def _require_close(
+    ours: torch.Tensor, theirs: torch.Tensor, index: int, options: OrtBackendOptions, cause: str
+) -> None:
     try:
         torch.testing.assert_close(ours, theirs, rtol=options.rtol, atol=options.atol, equal_nan=True)
     except AssertionError as error:
         raise CompilationError(
             f"result {index} of a graph differs from PyTorch's: {' '.join(str(error).split())}",
-            "raise rtol and atol if that is expected; else report it with the model that dump_onnx writes",
+            f"raise rtol and atol if that is expected; else {cause}",
         ) from error
 
 

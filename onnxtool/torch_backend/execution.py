@@ -105,6 +105,8 @@ class SessionCall:
         self.failure = ""
         self._eager = partition.module
         self._run = session._sess.run_with_ortvaluevector
+        if torch.cuda.is_available():
+            self._run = torch.cuda.nvtx.range(NVTX_RANGE)(self._run)
         self.session = session
         self._used = tuple(used)
         self._input_names = [value.name for value in session.get_inputs()]
@@ -178,6 +180,8 @@ class SessionCall:
 
 
 _LOGGER = logging.getLogger(__name__)
+NVTX_RANGE = "run_onnx_session_with_ortvaluevector"
+"""The range that profilers of CUDA show for a session's run, as named by PyTorch's former backend."""
 _MOST_NUMBERS = 1024
 
 

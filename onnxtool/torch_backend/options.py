@@ -14,6 +14,7 @@ import torch
 from onnxtool.errors import CompilationError
 from onnxtool.options import UNSET, Option, OptionalPath, Options, checked
 from onnxtool.torch_backend.lower.decompositions.random import DROPOUT_MASKS
+from onnxtool.torch_backend.own_translations import Translations, check_translations
 
 Provider = str | tuple[str, Mapping[str, object]]
 """A provider as its name, or its name with provider options."""
@@ -52,6 +53,8 @@ class OrtBackendOptions(Options):
         atol: absolute tolerance of that comparison.
         converter: translates a graph: a function, or a name in onnxtool/torch_backend/translator.py. The environment
             variable ONNXRT_CHANGE_REWRITER=1 selects the second name there.
+        translations: own translations by operator, PyTorch's or the user's, as in the `custom_translation_table` of
+            `torch.onnx.export`.
         optimize: whether constants are folded and functions inlined before the session is created.
         flush_denormals: whether numbers below 1.2e-38 (float32) count as zero in sessions. With user-provided session
             options, this applies only to the calling thread, unless these options request it.
@@ -84,6 +87,7 @@ class OrtBackendOptions(Options):
     rtol: Annotated[float, Option(minimum=0)] = 1e-4
     atol: Annotated[float, Option(minimum=0)] = 1e-4
     converter: Converter | str = "fx"
+    translations: Translations = dataclasses.field(default_factory=dict, hash=False)
     optimize: bool = True
     flush_denormals: bool = True
     cache_folder: OptionalPath = UNSET
@@ -95,6 +99,9 @@ class OrtBackendOptions(Options):
         super().__post_init__()
         if self.elementwise == "inductor":
             _require_compiler()
+        check_translations(self.translations)
+        if self.translations and callable(self.converter):
+            raise CompilationError("translations has no effect with a function as converter", "leave one out")
         if self.dropout != "eager" and not self.use_aot_autograd:
             raise CompilationError(
                 f"dropout={self.dropout!r} has no effect without use_aot_autograd: the graph is traced already",
@@ -135,7 +142,8 @@ _EXPORTERS_OPTIONS = {
     "remove_unused": "a graph has no unused nodes",
     "verbose": "make_aot_ort(verbose=1) and explain() say what was compiled",
     "export_options": "converter is a function that exports as you like",
-    "dispatcher": "converter is a function that exports as you like",
+    "dispatcher": "translations takes a function for each operator",
+    "custom_translation_table": "translations takes the same table",
 }
 """Options of other onnxruntime exporters, and what to use instead."""
 

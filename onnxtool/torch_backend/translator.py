@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,10 @@ from onnxtool.torch_backend.cache import Cache, fingerprint
 from onnxtool.torch_backend.lower import torch_onnx
 from onnxtool.torch_backend.lower.finishing import apply, finish, nodes_without_kernel, racy_nodes, resolve_transforms
 from onnxtool.torch_backend.lower.torch_onnx import export
+from onnxtool.torch_backend.nodes import Node
 from onnxtool.torch_backend.options import Converter, OrtBackendOptions, Provider
-from onnxtool.torch_backend.partition import Partition
+from onnxtool.torch_backend.own_translations import nodes_with_own
+from onnxtool.torch_backend.partition import Partition, extract
 from onnxtool.torch_backend.sessions import (
     INPUTS_KEY,
     LOAD_ERRORS,
@@ -93,7 +96,8 @@ class Translator:
             PartitionError: the partition cannot be translated, its translation has other types, or onnxruntime cannot
                 load it.
         """
-        key = fingerprint(partition.module, self._salt) if self._salt else ""
+        has_own = any(nodes_with_own(partition.module.graph))
+        key = fingerprint(partition.module, self._salt) if self._salt and not has_own else ""
         settings = (id(self.options.ort_session_options), self.options.flush_denormals, _num_threads(partition))
         shared = f"{key} {providers!r} {settings}"
         session = _SESSIONS.get(shared) if key and not is_dumping() else None
@@ -121,6 +125,34 @@ class Translator:
         """
         model, data = self._serialized(partition)
         return Translated.of(self._load(partition, model, data, providers))
+
+    def require_own(self, owner: torch.fx.GraphModule, stay: Container[Node]) -> None:
+        """Try the own translation of each node that is not in `stay`.
+
+        Raises:
+            CompilationError: it fails, or its results have other types or shapes than the operator's.
+        """
+        for node in nodes_with_own(owner.graph):
+            if node in stay:
+                continue
+            try:
+                self._try_alone(extract(owner, [node, *(one for one in node.users if one.target is operator.getitem)]))
+            except PartitionError as error:
+                reason = "; ".join({*error.nodes.values()})
+                raise CompilationError(f"the own translation of {node.target.__name__} fails: {reason}") from error
+
+    def _try_alone(self, partition: Partition) -> None:
+        model = self._model(partition)
+        for output in model.graph.outputs:
+            output.shape = None  # onnxruntime infers it
+        with unset_fake_temporarily():
+            data = ir.to_proto(model).SerializeToString()
+        session = self._load(partition, model, data, ("CPUExecutionProvider",))
+        for node, output in zip(partition.outputs, session.get_outputs(), strict=True):
+            expected = [size if isinstance(size, int) else None for size in node.meta["val"].shape]
+            found = [size if isinstance(size, int) else None for size in output.shape]
+            if len(found) != len(expected) or any(size not in (None, expected[dim]) for dim, size in enumerate(found)):
+                raise PartitionError({node.name: f"its result has the shape {found} instead of {expected}"})
 
     def _open(self, partition: Partition, providers: tuple[Provider, ...], key: str) -> ort.InferenceSession:
         text = str(partition.module.graph)

@@ -34,6 +34,7 @@ _BEFORE = {
 _PRINTED = {
     "docs/guide/torch_backend.md": (
         "operators in 1 session of onnxruntime",
+        "inference: 1 of 1 operators in 1 session of onnxruntime",
         "['layer0.onnx', 'layer0.txt', 'layer1.onnx', 'layer1.txt']",
     )
 }

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,3 +135,26 @@ def test_threads_share_a_compiled_model() -> None:
     with ThreadPoolExecutor(4) as pool:
         for ours, x in zip(pool.map(compiled, inputs), inputs, strict=True):
             torch.testing.assert_close(ours, model(x), atol=1e-6, rtol=1e-5)
+
+
+class WithCuda:
+    """PyTorch as it is where there is CUDA, for a single module."""
+
+    cuda = SimpleNamespace(is_available=lambda: True, nvtx=torch.cuda.nvtx)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def test_a_profiler_of_cuda_sees_each_run_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a range that also ends after an error."""
+    events: list[str] = []
+    monkeypatch.setattr(execution, "torch", WithCuda())
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", events.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: events.append("end"))
+    compiled, table = torch.compile(lambda table, index: table[index], backend=OrtBackend()), torch.rand(3)
+    for _ in range(3):
+        compiled(table, torch.tensor([1]))
+    with pytest.raises(IndexError):
+        compiled(table, torch.tensor([7]))
+    assert events == ["run_onnx_session_with_ortvaluevector", "end"] * 4

@@ -11,6 +11,7 @@ from onnxtool.torch_backend.lower.decisions import decision, kernel_is_faster
 from onnxtool.torch_backend.lower.fx_rewrites.arithmetic import is_empty_constant
 from onnxtool.torch_backend.lower.torch_onnx import translations
 from onnxtool.torch_backend.nodes import is_empty, is_memory_for_random, is_random, is_scaled_draw
+from onnxtool.torch_backend.own_translations import OwnTranslation
 from onnxtool.torch_backend.partition import views_of_pytorch
 
 SIZE = "a size that Python computes"
@@ -91,7 +92,7 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return CHECK
     if any("val" not in item.meta for item in (node, *node.all_input_nodes) if item.op != "get_attr"):
         return "its type is unknown before it runs"
-    if not translations().has(node):
+    if not isinstance(node.target, OwnTranslation) and not translations().has(node):
         return "no translation to ONNX"
     if not is_empty_constant(node) and any(map(is_empty, _values(node))):
         return EMPTY

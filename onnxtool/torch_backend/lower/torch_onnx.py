@@ -5,6 +5,7 @@ This is the only module that uses `torch.onnx._internal`, which PyTorch may chan
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import hashlib
@@ -13,19 +14,23 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx
 import onnx_ir as ir
+import onnx_ir.passes.common as passes
 import torch
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.errors import first_line
 from onnxtool.graph.edit import producer
+from onnxtool.model_file.domains import default_opset
 from onnxtool.torch_backend.cache import Cache, versions
 from onnxtool.torch_backend.lower.decisions import DECISIONS, decision, small_only
 from onnxtool.torch_backend.nodes import called, seen_size
+from onnxtool.torch_backend.own_translations import nodes_with_own
 
 aten = torch.ops.aten
 _LOGGERS = ("torch.onnx", "onnx_ir", "onnxscript")
@@ -56,6 +61,21 @@ def _registry() -> Any:
     for overload in _untranslated():
         registry.functions.pop(overload.name(), None)
     return registry
+
+
+def _convert_to_newest_opset(model: ir.Model) -> None:
+    """Convert the model to the newest opset that own translations use; torch.onnx's translations use 18."""
+    from onnxscript import version_converter
+
+    opset = default_opset(model.opset_imports)
+    for function in model.functions.values():
+        for node in ir.traversal.RecursiveGraphIterator(function):
+            node.version = function.opset_imports.get(node.domain)
+        function.opset_imports[""] = opset  # so that it can be inlined; then its nodes are converted
+    passes.InlinePass()(model)
+    newest = max((node.version or 0 for node in model.graph if not node.domain), default=0)
+    if newest > opset:
+        version_converter.convert_version(model, newest)
 
 
 def _untranslated() -> list[Any]:
@@ -147,7 +167,11 @@ def translate(graph_module: torch.fx.GraphModule) -> ir.Model:
     from torch.onnx._internal.exporter import _core, _errors, _fx_passes, _ir_passes
 
     model = ir.Model(ir.Graph([], [], nodes=[], name="main_graph"), ir_version=_IR_VERSION, producer_name="onnxtool")
+    registry = copy.copy(_registry())
+    registry.functions = dict(registry.functions)
     with quiet():
+        for node in nodes_with_own(graph_module.graph):
+            registry.register_op(node.target, partial(node.target.translate))
         try:
             _fx_passes.insert_type_promotion_nodes(graph_module)
         except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError) as error:
@@ -161,11 +185,13 @@ def translate(graph_module: torch.fx.GraphModule) -> ir.Model:
                     graph_like=model.graph,
                     owned_graphs={},
                     lower="at_conversion",
-                    registry=_registry(),
+                    registry=registry,
                 )
             except _errors.ConversionError as error:
                 raise ConversionFailedError(_cause(error), _node_name(error, graph_module.graph)) from error
             _ir_passes.add_opset_imports(model)
+            if any(nodes_with_own(graph_module.graph)):
+                _convert_to_newest_opset(model)
     for node in [node for node in model.graph if _counts_from_the_end(node)]:
         _without_negative(model.graph, node)
     for number, node in enumerate(model.graph):
@@ -301,10 +327,13 @@ def export(graph_module: torch.fx.GraphModule) -> ir.Model:
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     values = [node.meta["val"] for node in placeholders]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    own = {node.target.target: partial(node.target.translate) for node in nodes_with_own(graph_module.graph)}
     with quiet(), unset_fake_temporarily(), tracing(None):
         try:
             program = torch.export.export(module, _examples(tensors), dynamic_shapes=_dynamic_shapes(tensors))
-            exported = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False)
+            exported = torch.onnx.export(
+                program, dynamo=True, optimize=False, verbose=False, custom_translation_table=own
+            )
         except Exception as error:  # two exporters and a tracer can raise anything
             reason = first_line(error)
             raise ConversionFailedError(f"{type(error).__name__}: {reason}") from error

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 def operators(function: Callable[..., object], *inputs: torch.Tensor) -> tuple[list[str], list[str]]:
     """Return the operators of `function` before and after rewriting, and insist on equal results."""
     graph = make_fx(function, decompositions(), tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-    after = rewritten(graph)
+    after = rewritten(graph, {})
     for ours, theirs in zip(after(*inputs), graph(*inputs), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)  # float32, one operator or two
     return names(graph), names(after)
@@ -162,7 +162,7 @@ def test_gelu_is_written_as_onnxruntime_fuses_it() -> None:
 def test_what_draws_numbers_is_drawn_though_nobody_reads_it() -> None:
     """The generator moves on as in PyTorch."""
     graph = make_fx(lambda x: (aten.bernoulli.p(x, 0.5), x**1.0)[1] + 1, tracing_mode="fake")(torch.rand(3))
-    after = rewritten(graph)
+    after = rewritten(graph, {})
     assert names(graph) == ["bernoulli", "pow", "add"]
     assert names(after) == ["bernoulli", "add"]
 
@@ -177,7 +177,7 @@ def test_a_factor_of_rows_goes_where_it_is_smaller(factor: torch.Tensor) -> None
 
     inputs = (torch.rand(5, 9), factor, torch.rand(9, 3), torch.rand(5, 4))
     graph = make_fx(gradients, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-    after = rewritten(graph)
+    after = rewritten(graph, {})
     (scores, *_) = after.graph.find_nodes(op="placeholder")
     assert not [user for user in scores.users if user.target is aten.mul.Tensor]
     for ours, theirs in zip(after(*inputs), gradients(*inputs), strict=True):

@@ -19,10 +19,13 @@ from onnxtool.torch_backend.lower.decisions import decision
 from onnxtool.torch_backend.lower.fx_rewrites.arithmetic import empty_result
 from onnxtool.torch_backend.lower.optional import attempted
 from onnxtool.torch_backend.nodes import Node, tensor_of
+from onnxtool.torch_backend.own_translations import Translations, mark
 
 
-def rewritten(owner: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def rewritten(owner: torch.fx.GraphModule, translations: Translations) -> torch.fx.GraphModule:
     """Return a copy of `owner`, whose nodes have fake values in `meta["val"]`, with all rewrites applied.
+
+    Nodes of operators in `translations` call the user's own, and have no rewrites.
 
     An empty result becomes a constant, regardless of what computes it. All other rewrites are listed by operator in
     `lower/decisions.py`. One that fails at a node is left out there.
@@ -32,6 +35,7 @@ def rewritten(owner: torch.fx.GraphModule) -> torch.fx.GraphModule:
     for node in owner.graph.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
         copies[node].meta = copy.copy(node.meta)
+    mark(graph, translations)
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
