@@ -22,23 +22,25 @@ unfinished: set[Path] = set()  # files and folders that this process removes bef
 class Interrupted(SystemExit):
     """A signal asked this process to end; `code` is 128 plus its number."""
 
+    code: int
 
-def raise_at_signals(on_signal: Callable[[], None], on_deadline: Callable[[int], object]) -> None:
-    """Raise `Interrupted` in the main thread at the first termination signal, after a call of `on_signal`.
+
+def raise_at_signals(report: Callable[[int], None]) -> None:
+    """Report the exit code of the first termination signal, and raise `Interrupted` in the main thread.
 
     Python handles signals between two instructions, and a library in C++ may not come back to the next: after some
-    seconds, a thread removes unfinished files and calls `on_deadline` with the exit code.
+    seconds, a thread removes unfinished files and ends this process.
     """
     if sys.platform != "win32":
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer)
-        _thread.start_new_thread(_watch, (reader, on_deadline))
+        _thread.start_new_thread(_watch, (reader, report))
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         ignore_signals()
         _asked.append(128 + number)
-        on_signal()
+        report(128 + number)
         raise Interrupted(128 + number)
 
     _handle(interrupt)
@@ -55,12 +57,14 @@ def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
             signal.signal(number, handler)
 
 
-def _watch(reader: int, on_deadline: Callable[[int], object]) -> None:
+def _watch(reader: int, report: Callable[[int], None]) -> None:
     while (number := os.read(reader, 1)[0]) not in ENDING:
         pass
     time.sleep(GRACE_S)
     remove_unfinished()
-    on_deadline(128 + number)
+    if not _asked:
+        report(128 + number)
+    os._exit(128 + number)
 
 
 def check_interrupted() -> None:

@@ -88,7 +88,7 @@ def test_a_command_that_does_not_stop_is_ended_after_some_seconds(tmp_path: Path
         "interruption.GRACE_S = 0.2\nmake = scratch_folder(pathlib.Path(folder, 'm.onnx'))\n"
         "endless = 'sha256', b'x', b'x', 10**9\nkill = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))\n",
     )
-    line = "error: interrupted by SIGTERM, and ended as it did not stop within 0 s\n"
+    line = "error: interrupted by SIGTERM\n"
     assert process.communicate() == ("1\n", line)
     assert process.returncode == 143
     assert not list(tmp_path.iterdir())

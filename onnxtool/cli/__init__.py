@@ -24,32 +24,23 @@ def run() -> NoReturn:
         ending = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     from onnxtool import interruption
-    from onnxtool.cli import streams
+    from onnxtool.cli.streams import quiet_libraries, report_interrupted
 
-    streams.quiet_libraries()
-    is_interrupted = False
+    quiet_libraries()
+    asked = None
     try:
-        interruption.raise_at_signals(streams.hush, _end_late)
+        interruption.raise_at_signals(report_interrupted)
         if sys.platform != "win32":
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)
         code = run_arguments(sys.argv[1:])
         interruption.ignore_signals()
     except interruption.Interrupted as stop:
-        is_interrupted, code = True, int(str(stop.code))
-    if is_interrupted:
+        asked = code = stop.code
+    if asked:
         interruption.remove_unfinished()  # if the signal arrived where it was about to be removed
-        streams.report_interrupted(code)
-    if is_interrupted or "obstore" in sys.modules:
+    if asked or "obstore" in sys.modules:
         _leave(code)
     sys.exit(code)
-
-
-def _end_late(code: int) -> NoReturn:
-    from onnxtool.cli.streams import report_interrupted
-    from onnxtool.interruption import GRACE_S
-
-    report_interrupted(code, f", and ended as it did not stop within {GRACE_S:.0f} s")
-    os._exit(code)
 
 
 def _leave(code: int) -> NoReturn:

@@ -17,7 +17,7 @@ from onnxtool.errors import bounded
 from onnxtool.reports import printable as printable
 from onnxtool.reports import to_json
 
-_stderr = [2]  # the descriptor of our own messages, and a copy of it once they are discarded
+_stderr = [2]  # the descriptor of our own messages
 
 
 def ready_streams() -> None:
@@ -56,22 +56,17 @@ def quiet_libraries() -> None:
     faulthandler.enable(sys.stderr, all_threads=False)
 
 
-def hush() -> None:
-    """Discard what is written to stderr: what libraries print while a command unwinds is of no use."""
-    with suppress(OSError):
-        _stderr.append(os.dup(_stderr[0]))
-        _drop(_stderr[0])
-
-
-def report_interrupted(code: int, addition: str = "") -> int:
-    """Print the one line of a command that a signal ends, in spite of `hush`, and return `code`."""
+def report_interrupted(code: int) -> None:
+    """Print the one line of a command that a signal ends, and discard what libraries print while it unwinds."""
     import signal
 
-    sys.stderr = _opened(_stderr[-1])
+    sys.stderr = _opened(_stderr[0])
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[2K\x1b[?25h")  # removes a progress bar, which hides the cursor
     name = "" if code == 128 + signal.SIGINT else f" by {signal.Signals(code - 128).name}"
-    return report_error(f"interrupted{name}{addition}", "", code)
+    report_error(f"interrupted{name}", "", code)
+    with suppress(OSError):
+        _drop(_stderr[0])
 
 
 def _opened(descriptor: int) -> TextIO:

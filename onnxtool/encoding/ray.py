@@ -24,7 +24,7 @@ from onnxtool.encoding.workers import Opened, Worker
 from onnxtool.errors import InputError, OnnxtoolError, imported
 from onnxtool.infer.chats import CUT
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
-from onnxtool.interruption import check_interrupted
+from onnxtool.interruption import check_interrupted, critical
 from onnxtool.runtime.providers import is_on_cuda
 
 _POLL_S = 0.5
@@ -53,7 +53,8 @@ class RayWorkers:
             # Ray prints lost nodes to stdout, which is reserved for the report.
             self._until_closed.enter_context(redirect_stdout(sys.stderr))
             self._until_closed.callback(ray.shutdown)
-            ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
+            with critical():  # Ray sets a handler of its own for SIGTERM
+                ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
         needed = ("CPU", "GPU") if is_on_cuda(task.options.provider) else ("CPU",)
         nodes = [node for node in ray.nodes() if node["Alive"] and all(node["Resources"].get(name) for name in needed)]
         if not nodes:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from onnxtool.errors import NO_SPACE, ModelFileError, OnnxtoolError, OutputExistsError, OutputWriteError
 from onnxtool.inputs import input_at, note_input
 from onnxtool.interruption import check_interrupted, temporary_folder
-from onnxtool.model_file.commits import Stage, folder_lock, make_stage, remove_stages
+from onnxtool.model_file.commits import commit, folder_lock, hidden_folder, remove_stages
 from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file.wire import Structure, external_file, read_structure
 from onnxtool.options import StrPath, checked, settled
@@ -198,13 +198,13 @@ def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[S
     if root is None:
         output = follow_link(output)
         root = output.parent
-    with disk_failures(output), make_stage(root, output.name) as folder:
-        staging = Staging(folder.files, output, root, _locations_of(output))
+    with disk_failures(output), hidden_folder(root, output.name) as hidden:
+        staging = Staging(hidden / "files", output, root, _locations_of(output))
         staging.model_path.parent.mkdir(parents=True, exist_ok=True)
         yield staging
         check_interrupted()
         with folder_lock(root, waits=True):
-            _commit(staging, folder, force=force)
+            _commit(staging, hidden, force=force)
 
 
 def follow_link(output: Path) -> Path:
@@ -344,8 +344,8 @@ def scratch_folder(output: Path) -> Iterator[Path]:
     Raises:
         OutputWriteError: the disk is full, the folder cannot be written, …
     """
-    with disk_failures(output), make_stage(output.parent, output.name) as folder:
-        yield folder.files
+    with disk_failures(output), hidden_folder(output.parent, output.name) as hidden:
+        yield hidden / "files"
 
 
 @contextmanager
@@ -377,29 +377,24 @@ def _own_data(output: Path, locations: Sequence[str] | None = None) -> list[Path
     return [output.parent / location for location in named if own.fullmatch(location)]
 
 
-def _commit(staging: Staging, folder: Stage, *, force: bool) -> None:
+def _commit(staging: Staging, hidden: Path, *, force: bool) -> None:
     """Move the staged files into place, and drop data that only the old graph used."""
     _check_free(staging.output, force=force)  # another process may have made it meanwhile
     files = _files_in(staging.folder)
-    data = {graph.parent / name for graph in files if graph.suffix == ".onnx" for name in _locations_of(graph)}
+    locations = {graph: _locations_of(graph) for graph in files if graph.suffix == ".onnx"}
+    data = {graph.parent / name for graph, names in locations.items() for name in names}
     # Graphs come last but for their data, without which they cannot be opened: a run that replaces them finds it.
     files.sort(key=lambda file: (file in data, file == staging.model_path, file.suffix == ".onnx"))
-    names = [file.relative_to(staging.folder) for file in files]
+    targets = {file: staging.root / file.relative_to(staging.folder) for file in files}
     if not force:
-        targets = [(file, staging.root / name) for file, name in zip(files, names, strict=True)]
-        _check_sidecar_files([pair for pair in targets if pair[0] != staging.model_path])
-    for name in names:
-        check_not_input(staging.root / name)
-    new_locations = _locations_of(staging.model_path)
+        _check_sidecar_files([pair for pair in targets.items() if pair[0] != staging.model_path])
+    for target in targets.values():
+        check_not_input(target)
+    new_locations = locations.get(staging.model_path, ())
     superseded = [location for location in staging.previous_locations if location not in new_locations]
     # A copied graph refers to the data of the old one.
     unread = [file for file in _own_data(staging.output, superseded) if input_at(file) is None]
-    staging.obsolete_data.extend(unread)
-    folder.commit(
-        names,
-        [file.relative_to(staging.root) for file in staging.obsolete],
-        [file.relative_to(staging.root) for file in staging.obsolete_data],
-    )
+    commit(hidden, [*targets.values()], staging.obsolete, [*staging.obsolete_data, *unread])
 
 
 def _files_in(folder: Path) -> list[Path]:

@@ -26,76 +26,67 @@ _DEPTH = 3  # maximum depth of a graph file below the folder in which its set is
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF}
 
 
-class Stage:
-    """The hidden folder of a set of files.
-
-    Attributes:
-        root: the destination folder of the set.
-        files: where to write; its layout mirrors `root`.
-    """
-
-    def __init__(self, root: Path, name: str) -> None:
-        import secrets  # imported here, because commands that only read a model must start fast
-
-        self.root = root
-        self.path = root / f".{name}.{secrets.token_hex(4)}.partial"
-        self.files = self.path / "files"
-
-    def commit(self, files: Sequence[Path], obsolete: Sequence[Path], obsolete_data: Sequence[Path]) -> None:
-        """Move `files`, relative to `root`, into place in this order, and remove obsolete ones, external data first.
-
-        If the disk fails in between, the old files are moved back.
-        """
-        for file in files:
-            force_to_disk(self.files / file)
-        old = [file for file in (*obsolete_data, *files[::-1], *obsolete) if os.path.lexists(self.root / file)]
-        old = [file for file in dict.fromkeys(old) if not (self.root / file).is_dir()]
-        if len(files) == 1 and old in ([], list(files)):  # a rename alone is enough
-            old = []
-        moves = [(self.root / file, self.path / "replaced" / file) for file in old]
-        moves += [(self.files / file, self.root / file) for file in files]
-        done: list[tuple[Path, Path]] = []
-        with critical():
-            try:
-                for source, target in moves:
-                    if len(done) == len(old) > 0:
-                        self._force_names(old)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    source.replace(target)
-                    done.append((source, target))
-            except OSError:
-                for source, target in done[::-1]:
-                    target.replace(source)
-                raise
-            self._force_names((*old, *files))
-
-    def _force_names(self, files: Sequence[Path]) -> None:
-        for folder in {(self.root / file).parent for file in files}:
-            force_to_disk(folder)
-
-
 @contextmanager
-def make_stage(root: Path, name: str) -> Iterator[Stage]:
-    """Make the hidden folder of a set, and remove it, with parent folders that were created for it and stay empty."""
+def hidden_folder(root: Path, name: str) -> Iterator[Path]:
+    """Make the hidden folder of a set, and remove it, with parent folders that were created for it and stay empty.
+
+    Its subfolder `files`, with the layout of `root`, is where to write.
+    """
+    import secrets  # imported here, because commands that only read a model must start fast
     import shutil
 
-    made = Stage(root, name)
+    path = root / f".{name}.{secrets.token_hex(4)}.partial"
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
-    unfinished.add(made.path)
+    unfinished.add(path)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with ExitStack() as locks:
             with folder_lock(root, waits=True):  # it is never visible without its lock
-                made.files.mkdir(parents=True)
-                locks.enter_context(folder_lock(made.path))
-            yield made
+                (path / "files").mkdir(parents=True)
+                locks.enter_context(folder_lock(path))
+            yield path
     finally:
         with critical():
-            shutil.rmtree(made.path, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
             for folder in missing:
                 with suppress(OSError):  # it is not empty
                     folder.rmdir()
-            unfinished.discard(made.path)
+            unfinished.discard(path)
+
+
+def commit(hidden: Path, files: Sequence[Path], obsolete: Sequence[Path], obsolete_data: Sequence[Path]) -> None:
+    """Move `files`, given by their final paths, into place in this order, and remove obsolete ones, data first.
+
+    If the disk fails in between, the old files are moved back.
+    """
+    staged = {file: hidden / "files" / file.relative_to(hidden.parent) for file in files}
+    for file in staged.values():
+        force_to_disk(file)
+    known = dict.fromkeys((*obsolete_data, *files[::-1], *obsolete))
+    old = [file for file in known if os.path.lexists(file) and not file.is_dir()]
+    if len(files) == 1 and old in ([], [*files]):  # a rename alone is enough
+        old = []
+    moves = [(file, hidden / "replaced" / file.relative_to(hidden.parent)) for file in old]
+    moves += [(source, file) for file, source in staged.items()]
+    done: list[tuple[Path, Path]] = []
+    with critical():
+        try:
+            for source, target in moves:
+                if len(done) == len(old) > 0:
+                    _force_names(old)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                source.replace(target)
+                done.append((source, target))
+        except OSError:
+            for source, target in done[::-1]:
+                target.replace(source)
+            raise
+        _force_names((*old, *files))
+
+
+def _force_names(files: Sequence[Path]) -> None:
+    for folder in {file.parent for file in files}:
+        force_to_disk(folder)
 
 
 def remove_stages(output: Path) -> None:
@@ -111,19 +102,18 @@ def remove_stages(output: Path) -> None:
                 with suppress(OutputExistsError), folder_lock(root, waits=True), folder_lock(path) as is_ended:
                     if is_ended:
                         shutil.rmtree(path)
-                        text = "removed what a killed run left: %s"
-                        logging.getLogger(__name__).warning(text, ascii(str(path))[1:-1])
+                        logging.getLogger(__name__).warning(
+                            "removed what a killed run left: %s", ascii(str(path))[1:-1]
+                        )
 
 
 def force_to_disk(path: Path) -> None:
     """Flush a file, or the entries of a folder, so that they survive a power failure."""
     is_folder = path.is_dir()
-    if is_folder and sys.platform == "win32":  # folders cannot be opened there
-        return
     try:
         descriptor = os.open(path, os.O_RDONLY if sys.platform != "win32" else os.O_RDWR)
     except PermissionError:
-        if is_folder:  # it may be writable but not readable
+        if is_folder:  # it may be writable but not readable, and Windows opens no folder
             return
         raise
     try:
