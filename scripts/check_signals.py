@@ -183,6 +183,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[], help="names of commands")
     arguments = parser.parse_args()
     drawn = random.Random(arguments.seed)  # noqa: S311
+    for number in SIGNALS:  # a shell may ignore them for what it starts in the background, and commands respect that
+        signal.signal(number, signal.SIG_DFL)
     wrong = 0
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name).resolve()

@@ -24,7 +24,7 @@ def walked_modules(arguments: list[str]) -> dict[str, set[str]]:
         arguments: the command line after `onnxtool`.
     """
     import onnxtool
-    from onnxtool.cli import run
+    from onnxtool.cli import run_arguments
 
     root = Path(onnxtool.__file__).parent
     for found in pkgutil.walk_packages([str(root)], "onnxtool."):  # now: what an import calls is no step of the walk
@@ -39,12 +39,9 @@ def walked_modules(arguments: list[str]) -> dict[str, set[str]]:
 
     threading.setprofile(record)
     sys.setprofile(record)
-    sys.argv = [root.name, *arguments]
     try:
-        run()
-    except SystemExit as stop:
-        if stop.code:
-            raise
+        if code := run_arguments(arguments):
+            sys.exit(code)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

@@ -196,9 +196,8 @@ def test_light_commands_load_no_heavy_library(arguments: list[str]) -> None:
     """Starting up is most of what they cost."""
     code = (
         "import sys\n"
-        "from onnxtool.cli import run\n"
-        f"sys.argv = ['onnxtool', *{arguments!r}]\n"
-        "try:\n    run()\nexcept SystemExit:\n    pass\n"
+        "from onnxtool.cli import run_arguments\n"
+        f"run_arguments({arguments!r})\n"
         f"print(sorted({{*{HEAVY!r}, 'numpy', 'rich'}} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -27,27 +27,23 @@ def run() -> NoReturn:
     from onnxtool.cli.streams import quiet_libraries, report_interrupted
 
     quiet_libraries()
-    asked = None
     try:
         interruption.raise_at_signals(report_interrupted)
         if sys.platform != "win32":
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)
         code = run_arguments(sys.argv[1:])
-        interruption.ignore_signals()
     except interruption.Interrupted as stop:
-        asked = code = stop.code
-    if asked:
-        interruption.remove_unfinished()  # if the signal arrived where it was about to be removed
-    if asked or "obstore" in sys.modules:
-        _leave(code)
-    sys.exit(code)
+        code = stop.code
+    interruption.ignore_signals()
+    interruption.remove_unfinished()  # what a signal hit where it was about to be removed
+    _leave(code)
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process before interpreter shutdown, but after its registered exit handlers.
+    """End this process after its registered exit handlers, but before interpreter shutdown.
 
-    Threads of obstore may not survive that: they abort a process that has encoded into a store, once in eight times on
-    a busy machine.
+    That lets signals kill, takes time, and threads of obstore may not survive it: they abort a process that has encoded
+    into a store, once in eight times on a busy machine.
     """
     import atexit
 

@@ -26,15 +26,12 @@ MAX_CPU_S = 20
 # What `onnxtool stats` prints, and how much memory and time it took.
 PROGRAM = """
 import json, pathlib, sys, time
-from onnxtool.cli import run
-sys.argv = ["onnxtool", "stats", *sys.argv[1:]]
-try:
-    run()
-except SystemExit as stopped:
-    # Not ru_maxrss, which starts at that of the parent.
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    (peak,) = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")]
-    print(json.dumps([stopped.code, peak, time.process_time()]), file=sys.stderr)
+from onnxtool.cli import run_arguments
+code = run_arguments(["stats", *sys.argv[1:]])
+# Not ru_maxrss, which starts at that of the parent.
+lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+(peak,) = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")]
+print(json.dumps([code, peak, time.process_time()]), file=sys.stderr)
 """
 
 
