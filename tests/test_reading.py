@@ -254,7 +254,6 @@ ELSEWHERE = {
         "optimize/attention/slices.py": {"InferenceSession"},
         "release/bom.py": {"json.loads"},
         "release/signing.py": {"read_text"},
-        "release/store.py": {"json.loads"},
         "runtime/providers.py": {"InferenceSession"},
         "torch_backend/sessions.py": {"InferenceSession"},
         "training/artifacts/targets.py": {"open", "parse_config", "read_text"},

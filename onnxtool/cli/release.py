@@ -11,7 +11,7 @@ import click
 from onnxtool.cli.choices import PathType
 from onnxtool.cli.options import FORMATS, shown_options
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes
 from onnxtool.cli.streams import say
 from onnxtool.progress import tell
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     help="Upload the release to this hub repository once it passes its check; the token is read from HF_TOKEN.",
 )
 @click.option("--private", is_flag=True, help="Make the --push repository private if it is new.")
-@click.option("--dry_run", is_flag=True, help="List the steps that would run and why, without running them.")
+@click.option("--dry_run", is_flag=True, help="Check the inputs, and say what the folder holds, without writing.")
 @click.option("--force", is_flag=True, help="Replace an existing release.")
 @shown_options(FORMATS)
 def command(
@@ -52,9 +52,9 @@ def command(
 ) -> int:
     """Make a release from a checkpoint: export, optimize, verify, evaluate, describe and sign.
 
-    Steps whose inputs are unchanged since the last run are skipped. The folder is written as a whole: models of every
-    precision and target, tokenizer, model card, bill of materials, digests, and a signature if a key is given. A failed
-    gate leaves no folder.
+    The folder is written as a whole: models of every precision and target, tokenizer, model card, bill of materials,
+    digests, and a signature if a key is given. A failed gate leaves no folder. A folder that already holds the release
+    of the same inputs is left as it is.
     """
     if (config is None) == (check is None):
         raise click.UsageError("pass either --config, to make a release, or --check, to check one")
@@ -67,7 +67,7 @@ def command(
     if check is not None and (output is not None or force):
         raise click.UsageError(f"--check writes nothing; leave out {'--force' if output is None else '--output'}")
     if dry_run and (check is not None or push is not None):
-        raise click.UsageError(f"--dry_run says which steps would run; leave out {'--check' if check else '--push'}")
+        raise click.UsageError(f"--dry_run writes nothing; leave out {'--check' if check else '--push'}")
     if private and push is None:
         raise click.UsageError("--private is for --push")
     from onnxtool.release.check import check_release
@@ -97,14 +97,9 @@ def command(
 
 
 def release_blocks(report: ReleaseReport) -> list[Block]:
-    """Lay out the steps, and the contents of the release."""
-    steps = [
-        (one.name, one.state, one.reason, format_duration(one.seconds * 1e3) if one.state == "ran" else "")
-        for one in report.steps
-    ]
-    blocks: list[Block] = [Heading("Steps"), Table(("step", "state", "because", "time"), steps, frozenset({"time"}))]
+    """Lay out the contents of the release."""
     if not report.output:
-        return [*blocks, *map(Note, report.notes), Note("nothing was run")]
+        return [*map(Note, report.notes), Note("nothing was written")]
     rows = []
     for model in report.models:
         found = next(iter(model.evaluations), None)
@@ -112,7 +107,6 @@ def release_blocks(report: ReleaseReport) -> list[Block]:
         cosine = min((step.cosine_min for step in model.verification), default=None)
         rows.append((model.path, "" if cosine is None else f"{cosine:.6f}", measures))
     return [
-        *blocks,
         Heading("Release"),
         Facts(
             [

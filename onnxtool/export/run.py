@@ -412,7 +412,7 @@ def _describe(job: Job, strategy: ExportStrategy) -> dict[str, str]:
         MAX_LENGTH_KEY: "" if max_length is None else str(max_length),
         "onnxtool.options": json.dumps(options.choices, sort_keys=True) if options.choices else "",
         "onnxtool.versions": ", ".join([f"onnxtool {__version__}", *(f"{name} {version(name)}" for name in _PACKAGES)]),
-        "onnxtool.date": _date(),
+        "onnxtool.date": stamped_date(),
     }
     return {key: value for key, value in metadata.items() if value}
 
@@ -425,7 +425,7 @@ def _figure(config: Any, name: str) -> Any:
         return None
 
 
-def _date() -> str:
+def stamped_date() -> str:
     """Return the day in SOURCE_DATE_EPOCH, if set: the export day would make each export a different file.
 
     Raises:

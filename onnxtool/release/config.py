@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from onnxtool.benchmarking import BenchmarkOptions
 from onnxtool.checkpoint.folder import path_parts
@@ -16,10 +15,10 @@ from onnxtool.evaluation import EvaluateOptions
 from onnxtool.export import ExportOptions
 from onnxtool.export.targets import TARGET_NAMES
 from onnxtool.optimize import OptimizeOptions
-from onnxtool.optimize.options import PRECISION_NAMES, PRECISIONS
-from onnxtool.options import Option, Options, StrPath, check, checked, field_hints
+from onnxtool.optimize.options import PRECISION_NAMES
+from onnxtool.options import Option, Options, StrPath, check, checked, field_hints, not_a_choice
 from onnxtool.reading import MOST_CONFIG_BYTES, parse_toml, read_text
-from onnxtool.runtime.providers import ExecutionProvider, parse_provider
+from onnxtool.runtime.providers import parse_provider
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 # Options that the release sets itself.
@@ -29,7 +28,7 @@ _OWN = {
         *("model_path", "output", "precision", "provider", "force", "verify", "timing"),
         *("provider_options", "provider_library", "allow_fallback"),  # part of the text of the provider
     ),
-    "evaluate": ("model_name", "cache"),
+    "evaluate": ("model_name", "cache", "against"),
     "benchmark": ("model_name", "compare", "fail_if", "texts"),
 }
 _CLASSES = {
@@ -38,7 +37,8 @@ _CLASSES = {
     "evaluate": EvaluateOptions,
     "benchmark": BenchmarkOptions,
 }
-_PLAIN = "plain"
+_PRECISIONS = tuple(name for name in PRECISION_NAMES if name != "auto")
+_TARGETS = tuple(name for name in TARGET_NAMES if name != "plain")
 
 
 class ReleaseConfig(Options):
@@ -68,9 +68,9 @@ class ReleaseConfig(Options):
     checkpoint: Annotated[str, Option(is_checkpoint=True)]
     revision: str | None
     output: Annotated[Path, Option(writes="folder")]
-    precisions: Annotated[tuple[str, ...], Option(choices=PRECISION_NAMES)] = ("fp32",)
+    precisions: Annotated[tuple[str, ...], Option(choices=_PRECISIONS)] = ("fp32",)
     provider: Annotated[str, Option(parse=parse_provider)] = "cpu"
-    targets: Annotated[tuple[str, ...], Option(choices=TARGET_NAMES)] = ()
+    targets: Annotated[tuple[str, ...], Option(choices=_TARGETS)] = ()
     allowed_licenses: tuple[str, ...] = ()
     last: Path | None = None
     data: Path | None = None
@@ -87,11 +87,6 @@ class ReleaseConfig(Options):
         """Whether a key or an identity for signing is set."""
         return self.key is not None or self.identity_token is not None
 
-    @property
-    def work(self) -> Path:
-        """The folder that keeps the results of steps, next to the file."""
-        return self.path.parent / ".onnxtool-release" / self.name
-
 
 @checked
 def read_config(path: StrPath) -> ReleaseConfig:
@@ -103,7 +98,7 @@ def read_config(path: StrPath) -> ReleaseConfig:
     path = Path(path)
     tables = _read(path)
     here = path.parent
-    kinds = {name: kind for name, kind in get_type_hints(ReleaseConfig).items() if name not in ("path", *_CLASSES)}
+    kinds = {name: kind for name, kind in field_hints(ReleaseConfig).items() if name not in ("path", *_CLASSES)}
     _refuse_unknown(path, "", tables, (*kinds, *_CLASSES))
     steps = {step: _options(path, step, tables.pop(step)) for step in _CLASSES if step in tables}
     given = _values(path, "", tables, kinds)
@@ -117,19 +112,17 @@ def read_config(path: StrPath) -> ReleaseConfig:
     name = given.get("name", path_parts(checkpoint)[-1])
     if not _NAME.fullmatch(name):
         raise InputError(f"{path}: {name!r} is no name for files", "add name, of letters, digits, dots and dashes")
-    name_of_provider = ExecutionProvider.parse(given.get("provider", "cpu")).name
-    _one_of(path, "provider", [name_of_provider], PRECISIONS)
-    precisions = tuple(dict.fromkeys(given.get("precisions", ("fp32",))))
-    _one_of(path, "precisions", precisions, [one for one in PRECISIONS[name_of_provider] if one != "auto"])
-    targets = tuple(dict.fromkeys(given.get("targets", ())))
-    _one_of(path, "targets", targets, [one for one in TARGET_NAMES if one != _PLAIN])
+    precisions, targets = (tuple(dict.fromkeys(given.get(one, ()))) for one in ("precisions", "targets"))
+    if name in targets:
+        raise InputError(f"{path}: {name!r} is the name of a target's folder", "add another name")
     if "data" not in tables and "evaluate" in steps:
         raise InputError(f"{path} has [evaluate] and no data", 'add data = "DIR", the test collection, at its top')
     if "key" in tables and "identity_token" in tables:
         raise InputError(f"{path} has a key and an identity to sign with", "leave out key, or identity_token")
     if "key_password" in tables and "key" not in tables:
         raise InputError(f"{path} has a key_password and no key", 'add key = "FILE"')
-    own = {"path": path, "name": name, "checkpoint": checkpoint, "precisions": precisions, "targets": targets}
+    own = {"path": path, "name": name, "checkpoint": checkpoint, "targets": targets}
+    own |= {"precisions": precisions or ("fp32",)}
     return ReleaseConfig(**{"revision": None, "output": here / f"{name}-release", **given, **own, **steps})
 
 
@@ -163,21 +156,17 @@ def _options(path: Path, step: str, table: Any) -> dict[str, Any]:
 def _values(path: Path, place: str, table: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the values of a table to the types of their fields; paths are relative to the file."""
     typed = {name: check(f"{path}: {place}{name}", value, hints[name]) for name, value in table.items()}
-    return {name: path.parent / value if isinstance(value, Path) else value for name, value in typed.items()}
+    return {name: _beside(path, value) for name, value in typed.items()}
+
+
+def _beside(path: Path, value: Any) -> Any:
+    """Return a value whose paths are relative to the folder of the file `path`."""
+    if isinstance(value, tuple):
+        return tuple(_beside(path, one) for one in value)
+    return path.parent / value if isinstance(value, Path) else value
 
 
 def _refuse_unknown(path: Path, place: str, table: Mapping[str, Any], known: Collection[str]) -> None:
     for name in table:
         if name not in known:
-            raise InputError(f"{path}: {place}{name} is not known", _suggestion(name, known, "there are"))
-
-
-def _one_of(path: Path, place: str, given: Collection[str], known: Collection[str]) -> None:
-    for one in given:
-        if one not in known:
-            raise InputError(f"{path}: {place} has {one!r}", _suggestion(one, known, "use one of"))
-
-
-def _suggestion(name: str, known: Collection[str], otherwise: str) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"{otherwise} {', '.join(known)}"
+            raise InputError(f"{path}: {place}{not_a_choice(name, tuple(known))}", "correct the name, or leave it out")

@@ -187,6 +187,7 @@ class ReleaseFacts:
         files: by path.
         models: the model files among them, in the order of the card.
         signed: whether the release has a signature, which covers this record.
+        inputs: what the release depends on, by name: digests, or short texts.
     """
 
     name: str
@@ -198,6 +199,7 @@ class ReleaseFacts:
     files: tuple[ReleasedFile, ...]
     models: tuple[ReleasedModel, ...]
     signed: bool
+    inputs: Mapping[str, str]
 
     @property
     def num_files(self) -> int:

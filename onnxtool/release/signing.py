@@ -10,13 +10,14 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from onnxtool.errors import InputError, imported
 from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import write_text
-from onnxtool.reading import parse_json, read_text
+from onnxtool.reading import parse_json, read_bytes, read_text
 
 SIGNATURE_NAME = "model.sig"
 
@@ -60,6 +61,21 @@ def sign(folder: Path, key: Path | None = None, *, password: str = "", identity_
             config.set_hashing_config(hashing).sign(folder, made)
         text = made.read_text(encoding="utf-8")
     write_text(folder / SIGNATURE_NAME, text, force=True)
+
+
+def fingerprint(key: Path, password: str) -> str:
+    """Return the SHA-256 of the public key of a private key.
+
+    Raises:
+        InputError: it is not one to sign with, or model-signing is not installed.
+    """
+    config, secret = require_library().signing.Config(), password.encode() or None
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+    with _refused(f"{key} is no private key to sign with", _MAKE_KEY):
+        config.use_elliptic_key_signer(private_key=key, password=secret)
+        public = load_pem_private_key(read_bytes(key), secret).public_key()
+    return sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 
 def verify_signature(folder: Path, public_key: Path | None = None, *, identity: str = "", issuer: str = "") -> None:

@@ -55,6 +55,7 @@ FACTS = ReleaseFacts(
     versions={"onnxtool": "1.0", "onnxruntime-gpu": "1.31.1", "torch": "2.13.0"},
     files=FILES,
     signed=True,
+    inputs={"checkpoint": "e" * 64, "date": "2026-11-23"},
     models=(
         ReleasedModel("model.onnx", 22_713_216, INPUTS, (EXPORTED,), (SEARCHED,), (TIMED,)),
         ReleasedModel("model_int8.onnx", 22_713_216, INPUTS, (EXPORTED, QUANTIZED), (COMPARED,)),

@@ -8,6 +8,7 @@ import pytest
 
 from onnxtool.errors import InputError
 from onnxtool.release.config import read_config
+from onnxtool.release.contents import file_name
 
 WHOLE = """
 name = "mini"
@@ -20,6 +21,7 @@ data = "collection"
 [optimize]
 max_error = 1
 calibration = "texts.txt"
+sample_inputs = ["a.npz"]
 [evaluate]
 measures = ["nDCG@10"]
 fail_if = ["ndcg@10<-0.5%"]
@@ -41,10 +43,16 @@ def test_everything_is_read_and_paths_are_relative_to_the_file(tmp_path: Path) -
     assert (config.name, config.precisions, config.targets) == ("mini", ("fp32", "int8"), ("sentence-transformers",))
     assert config.checkpoint == str(tmp_path / "checkpoint")
     assert (config.output, config.data) == (tmp_path / "dist", tmp_path / "collection")
-    assert config.optimize == {"max_error": 1.0, "calibration": tmp_path / "texts.txt"}
+    samples = (tmp_path / "a.npz",)
+    assert config.optimize == {"max_error": 1.0, "calibration": tmp_path / "texts.txt", "sample_inputs": samples}
     assert config.evaluate == {"measures": ("nDCG@10",), "fail_if": ("ndcg@10<-0.5%",)}
     assert config.benchmark == {"batch_sizes": (1, 8)}
-    assert config.work == tmp_path / ".onnxtool-release" / "mini"
+
+
+def test_the_first_precision_has_the_plain_name(tmp_path: Path) -> None:
+    """Whichever it is."""
+    config = read_config(write(tmp_path, 'checkpoint = "org/mini"\nprecisions = ["int8", "fp32"]\n'))
+    assert [file_name(config, one) for one in config.precisions] == ["mini.onnx", "mini-fp32.onnx"]
 
 
 def test_an_id_on_the_hub_stays_one(tmp_path: Path) -> None:
@@ -59,18 +67,19 @@ def test_an_id_on_the_hub_stays_one(tmp_path: Path) -> None:
         ('checkpoint = "a"\nkey = "k"\nidentity_token = "T"', "has a key and an identity", "leave out key"),
         ('checkpoint = "a"\nkey_password = "P"', "has a key_password and no key", "add key"),
         ("", "names no checkpoint", 'add checkpoint = "ID_OR_DIR"'),
-        ("checkpoint = 3", "checkpoint: 3 is not a string", ""),
-        ('checkpoint = "a"\nprecision = ["int8"]', "precision is not known", "did you mean 'precisions'?"),
+        ("checkpoint = 3", "checkpoint: 3 is not an id or a folder", ""),
+        ('checkpoint = "a"\nprecision = ["int8"]', "'precision' is not one of", "correct the name"),
         ('checkpoint = "a"\nprecisions = "int8"', "precisions: 'int8' is not a list of strings", ""),
-        ('checkpoint = "a"\nprecisions = ["int9"]', "precisions has 'int9'", "did you mean 'int8'?"),
-        ('checkpoint = "a"\nprecisions = ["auto"]', "precisions has 'auto'", "use one of fp32"),
-        ('checkpoint = "a"\nprovider = "cuda"\nprecisions = ["int8"]', "precisions has 'int8'", ""),
-        ('checkpoint = "a"\ntargets = ["tie"]', "targets has 'tie'", "did you mean 'tei'?"),
+        ('checkpoint = "a"\nprecisions = ["int9"]', "precisions[0]: 'int9' is not one of", ""),
+        ('checkpoint = "a"\nprecisions = ["auto"]', "precisions[0]: 'auto' is not one of 'fp32'", ""),
+        ('checkpoint = "a"\ntargets = ["tie"]', "targets[0]: 'tie' is not one of", ""),
+        ('checkpoint = "a"\nname = "tei"\ntargets = ["tei"]', "'tei' is the name of a target's folder", "another name"),
         ('checkpoint = "a"\nname = "../a"', "'../a' is no name for files", ""),
-        ('checkpoint = "a"\n[export]\nopst = 17', "[export] opst is not known", "did you mean 'opset'?"),
+        ('checkpoint = "a"\n[export]\nopst = 17', "[export] 'opst' is not one of", "correct the name"),
         ('checkpoint = "a"\n[export]\nopset = "17"', "[export] opset: '17' is not an integer", ""),
         ('checkpoint = "a"\n[export]\noutput = "x"', "[export] has output, which the release decides", ""),
         ('checkpoint = "a"\n[optimize]\nprecision = "int8"', "[optimize] has precision, which the release decides", ""),
+        ('checkpoint = "a"\ndata = "d"\n[evaluate]\nagainst = "bm25"', "has against, which the release decides", ""),
         ('checkpoint = "a"\n[evaluate]\nsplit = "dev"', "has [evaluate] and no data", "add data"),
         ('checkpoint = "a"\nexport = 3', "export is not a table", "write [export]"),
         ("checkpoint = ", "is not valid TOML", ""),

@@ -1,10 +1,13 @@
-"""A release is made as a whole, made again where something changed, and every change of it is found."""
+"""A release is made as a whole, left alone where nothing changed, and every change of it is found."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,12 @@ import numpy as np
 import pytest
 
 from onnxtool.errors import GateError, InputError, OnnxtoolError, OutputExistsError
-from onnxtool.release import ReleaseReport
 from onnxtool.release.check import check_release
 from onnxtool.release.config import ReleaseConfig, read_config
+from onnxtool.release.contents import files_in
 from onnxtool.release.facts import FACTS_NAME, facts_text, read_facts
+from onnxtool.release.inputs import checked_inputs
 from onnxtool.release.run import make_release
-from onnxtool.release.store import files_in
 from tests.cli.entry_point import run_onnxtool
 from tests.evaluation.collections import Texts, write_beir
 from tests.release.hub import Hub
@@ -45,8 +48,10 @@ exporter = "torchscript"
 max_error = 0.5
 [evaluate]
 measures = ["nDCG@10", "MRR@10", "MAP"]
-fail_if = ["ndcg@10<0"]
+fail_if = ["ndcg@10<0", "overlap@10<0"]
 """
+SMALL = CONFIG.replace(', "int8"', "").replace('targets = ["anserini"]', "")
+SIGNED = f'last = "before"\nkey = "release.key"\nkey_password = "RELEASE_PASSWORD"\n{SMALL}'
 
 
 def prepare(folder: Path, workshop: Workshop) -> ReleaseConfig:
@@ -64,14 +69,26 @@ def made(workshop: Workshop) -> Path:
     return workshop.made("release", lambda folder: make_release(prepare(folder, workshop)))
 
 
+@pytest.fixture(scope="module")
+def replaced(made: Path, workshop: Workshop) -> Path:
+    """That release replaced by a smaller one that is compared with it and signed; it must not be changed."""
+
+    def make(folder: Path) -> None:
+        shutil.copytree(made, folder)
+        shutil.copytree(folder / "out", folder / "before")
+        write_keys(folder, "secret")
+        (folder / "release.toml").write_text(SIGNED)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setenv("RELEASE_PASSWORD", "secret")
+            make_release(read_config(folder / "release.toml"), force=True)
+
+    return workshop.made("replaced release", make)
+
+
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(made, tmp_path / "release"))
-
-
-def states(report: ReleaseReport) -> dict[str, str]:
-    return {step.name: step.state for step in report.steps}
 
 
 def test_the_folder_is_complete_and_passes_its_check(made: Path) -> None:
@@ -115,41 +132,6 @@ def test_the_programs_of_the_card_give_the_same_vector(made: Path, monkeypatch: 
     np.testing.assert_allclose(weights[expected.indices], expected.weights, rtol=1e-5)
 
 
-def test_the_same_inputs_run_no_step_and_give_the_same_bytes(folder: Path) -> None:
-    """Also in another place, and where the output was removed."""
-    before = {name: path.read_bytes() for name, path in files_in(folder / "out").items()}
-    shutil.rmtree(folder / "out")
-    report = make_release(read_config(folder / "release.toml"))
-    assert set(states(report).values()) == {"unchanged"}
-    assert {name: path.read_bytes() for name, path in files_in(folder / "out").items()} == before
-
-
-def test_what_changed_runs_with_what_depends_on_it(folder: Path) -> None:
-    """Another judgement evaluates again, and exports nothing; the dry run says so, and runs nothing."""
-    path = folder / "collection" / "qrels" / "test.tsv"
-    path.write_text(path.read_text() + "q2\td3\t1\n")
-    config = read_config(folder / "release.toml")
-    planned = make_release(config, dry_run=True)
-    assert [step.reason for step in planned.steps if step.state == "to run"] == ["collection changed"] * 2
-    report = make_release(config, force=True)
-    assert states(report) == {
-        **dict.fromkeys(("export", "optimize fp32", "optimize int8", "target anserini"), "unchanged"),
-        **dict.fromkeys(("evaluate fp32", "evaluate int8"), "ran"),
-    }
-
-
-def test_another_first_precision_has_the_first_name(folder: Path) -> None:
-    """Also if its step ran before; gates on the difference from a base wait for one."""
-    path = folder / "release.toml"
-    text = (
-        path.read_text().replace('["fp32", "int8"]', '["int8"]').replace('"ndcg@10<0"', '"ndcg@10<0", "overlap@10<1"')
-    )
-    path.write_text(text)
-    report = make_release(read_config(path), force=True)
-    assert report.models[0].path == "mini.onnx"
-    assert states(report)["optimize int8"] == "ran"
-
-
 def test_a_gate_leaves_the_old_release(folder: Path) -> None:
     """Of quality, and of the license."""
     before = (folder / "out" / FACTS_NAME).read_bytes()
@@ -169,23 +151,30 @@ def test_a_gate_leaves_the_old_release(folder: Path) -> None:
     [
         ('data = "collection"', "nowhere"),
         ("[export]", "is not a release"),
-        ('fail_if = ["ndcg@10<0"]', "p@50"),
+        ('"ndcg@10<0"', "p@50"),
+        ("targets", "int8 is not for cuda"),
+        ("[optimize]", "is not the shape of an input"),
+        ('name = "mini"', "no private key"),
     ],
-    ids=["a collection", "the last release", "a gate"],
+    ids=["a collection", "the last release", "a gate", "a precision", "an option", "a key"],
 )
-def test_what_a_later_step_would_refuse_is_refused_at_once(folder: Path, change: str, message: str) -> None:
+def test_what_a_later_step_would_refuse_is_refused_at_once(
+    folder: Path, change: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A checkpoint is not exported for minutes before that."""
     replaced = {
         'data = "collection"': 'data = "nowhere"',
         "[export]": 'last = "collection"\n[export]',
-        'fail_if = ["ndcg@10<0"]': 'fail_if = ["p@50<0.1"]',
+        '"ndcg@10<0"': '"p@50<0.1"',
+        "targets": 'provider = "cuda"\ntargets',
+        "[optimize]": '[optimize]\ninput_shapes = ["x"]',
+        'name = "mini"': 'name = "mini"\nkey = "release.toml"',
     }
-    shutil.rmtree(folder / ".onnxtool-release")
+    monkeypatch.setattr("onnxtool.release.contents.export_model", None)
     path = folder / "release.toml"
     path.write_text(CONFIG.replace(change, replaced[change]))
     with pytest.raises(OnnxtoolError, match=message):
         make_release(read_config(path), force=True)
-    assert not (folder / ".onnxtool-release").exists()
 
 
 def test_the_same_release_again_is_unchanged(folder: Path) -> None:
@@ -201,13 +190,45 @@ def test_the_same_release_again_is_unchanged(folder: Path) -> None:
     assert note.endswith("out holds this release already")
 
 
+def test_every_input_counts_and_no_path(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each changes the digest of its own; another place and another time of the files change none."""
+
+    def changed(text: str = CONFIG) -> set[str]:
+        (folder / "release.toml").write_text(text)
+        now = checked_inputs(read_config(folder / "release.toml"))
+        return {name for name in {**now, **before} if now.get(name) != before.get(name)}
+
+    before = read_facts(folder / "out").inputs
+    os.utime(folder / "checkpoint" / "config.json", (1, 1))
+    assert changed() == set()
+    (folder / "texts.txt").write_text("a cat\n")
+    before = checked_inputs(read_config(folder / "release.toml"))
+    calibrated = CONFIG.replace("[optimize]", '[optimize]\ncalibration = "texts.txt"')
+    assert changed(calibrated) == {"options"}
+    before = checked_inputs(read_config(folder / "release.toml"))
+    (folder / "texts.txt").write_text("a dog\n")
+    assert changed(calibrated) == {"options"}
+    before = checked_inputs(read_config(folder / "release.toml"))
+    for name, path in (("checkpoint", "checkpoint/config.json"), ("collection", "collection/qrels/test.tsv")):
+        content = (folder / path).read_text()
+        (folder / path).write_text(f"{content}\n")
+        assert changed(calibrated) == {name}
+        (folder / path).write_text(content)
+    assert changed(f'last = "out"\n{calibrated}') == {"last release"}
+    assert changed(f"{calibrated}[benchmark]\nruns = 3\n") == {"options", "processor"}
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    assert changed(calibrated) == {"date"}
+    monkeypatch.setattr("onnxtool.release.contents.installed", lambda _: "0.1")
+    assert changed(calibrated) == {"date", "versions"}
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda folder: (folder / "release.toml").write_text(CONFIG.replace("0.5", "0.6")), "options changed"),
+        (lambda folder: (folder / "out" / FACTS_NAME).write_text("{}"), "is malformed"),
         (lambda folder: (folder / "out" / "mini.onnx").write_bytes(b"x"), "mini.onnx is not the file"),
         (lambda folder: (folder / "out" / "README.md").unlink(), "README.md is missing"),
-        (lambda folder: shutil.rmtree(folder / ".onnxtool-release"), "it never ran"),
     ],
 )
 def test_another_release_is_not_replaced_unasked(folder: Path, change: Callable[[Path], object], reason: str) -> None:
@@ -229,22 +250,45 @@ def test_a_folder_that_is_no_release_is_not_replaced(folder: Path) -> None:
         make_release(config, force=True)
 
 
-def test_files_of_an_older_release_go(folder: Path) -> None:
-    """Those that the new one lacks."""
-    (folder / "release.toml").write_text(CONFIG.replace('targets = ["anserini"]', ""))
-    make_release(read_config(folder / "release.toml"), force=True)
-    assert not list((folder / "out").rglob("anserini/*"))
-    assert check_release(folder / "out").problems == ()
+def test_files_of_the_older_release_go(made: Path, replaced: Path) -> None:
+    """Those that the new one lacks, and what only its steps needed; all others have the bytes that they had."""
+    before, after = (
+        {name: path.read_bytes() for name, path in files_in(one / "out").items()} for one in (made, replaced)
+    )
+    assert [name for name in before.keys() - after.keys() if not name.startswith(("anserini/", "mini-int8"))] == []
+    same = {name for name in after if after[name] == before.get(name)}
+    assert after.keys() - same == {FACTS_NAME, "README.md", "bom.cdx.json", "model.sig"}
+    assert {"mini.onnx", "mini/tokenizer.json"} <= same
+    assert not list((replaced / "out").rglob(".*"))
 
 
-def test_a_new_release_is_compared_with_the_last(folder: Path) -> None:
+def test_a_new_release_is_compared_with_the_last(replaced: Path) -> None:
     """The first precision with that of the last release."""
-    shutil.copytree(folder / "out", folder / "before")
-    (folder / "release.toml").write_text(f'last = "before"\n{CONFIG}')
-    make_release(read_config(folder / "release.toml"), force=True)
-    found = read_facts(folder / "out").models[0].evaluations[0]
+    found = read_facts(replaced / "out").models[0].evaluations[0]
     assert found.base == "before/mini.onnx"
     assert found.differences["nDCG@10"].change == 0
+
+
+def test_a_release_is_signed_and_the_signature_is_verified(
+    replaced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a key whose password is in the environment; another key makes another release, and is a problem."""
+    folder = Path(shutil.copytree(replaced, tmp_path / "release"))
+    (folder / "other").mkdir()
+    key, other = write_keys(folder / "other")
+    config = read_config(folder / "release.toml")
+    with pytest.raises(InputError, match="variable RELEASE_PASSWORD is not set"):
+        make_release(config)
+    monkeypatch.setenv("RELEASE_PASSWORD", "secret")
+    assert make_release(config).unchanged
+    done = run_onnxtool(folder, "release", "--check", "out", "--public_key", "release.pub", "--format", "json")
+    assert (done.returncode, json.loads(done.stdout)["signature"]) == (0, "verified")
+    assert check_release(folder / "out").signature == "not verified"
+    assert check_release(folder / "out", public_key=other).signature == "refused"
+    shutil.copyfile(key, folder / "release.key")
+    (folder / "release.toml").write_text(SIGNED.replace('key_password = "RELEASE_PASSWORD"\n', ""))
+    with pytest.raises(OutputExistsError, match="holds another release: signer changed"):
+        make_release(read_config(folder / "release.toml"))
 
 
 def test_every_byte_counts(folder: Path) -> None:
@@ -305,7 +349,7 @@ def test_a_record_that_was_rewritten_is_found_by_the_models(folder: Path) -> Non
         (("--check", ".", "--identity", "me@example.org"), 2, "pass either --public_key, or --identity and --issuer"),
         (("--check", ".", "--force"), 2, "--check writes nothing; leave out --force"),
         (("--config", "a.toml", "--private"), 2, "--private is for --push"),
-        (("--check", ".", "--dry_run"), 2, "--dry_run says which steps would run; leave out --check"),
+        (("--check", ".", "--dry_run"), 2, "--dry_run writes nothing; leave out --check"),
     ],
 )
 def test_a_mistake_is_one_error(tmp_path: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
@@ -323,26 +367,6 @@ def test_the_command_says_what_is_wrong(folder: Path) -> None:
     done = run_onnxtool(folder, "release", "--check", "out", "--quiet")
     assert done.returncode == 1
     assert "problem: mini.onnx is not the file that was released" in done.stderr
-
-
-def test_a_release_is_signed_and_the_signature_is_verified(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a key whose password is in the environment; another key is a problem."""
-    (folder / "other").mkdir()
-    key, public = write_keys(folder, "secret")
-    _, other = write_keys(folder / "other")
-    path = folder / "release.toml"
-    path.write_text(f'key = "{key.name}"\nkey_password = "RELEASE_PASSWORD"\n{CONFIG}')
-    with pytest.raises(InputError, match="variable RELEASE_PASSWORD is not set"):
-        make_release(read_config(path), force=True)
-    monkeypatch.setenv("RELEASE_PASSWORD", "secret")
-    assert make_release(read_config(path), force=True).signed
-    done = run_onnxtool(folder, "release", "--check", "out", "--public_key", public.name, "--format", "json")
-    assert json.loads(done.stdout)["signature"] == "verified"
-    assert check_release(folder / "out").signature == "not verified"
-    assert check_release(folder / "out", public_key=other).signature == "refused"
-    key.unlink()
-    with pytest.raises(InputError, match="no such file"):
-        make_release(read_config(path), force=True)
 
 
 def test_a_release_that_passes_its_check_is_uploaded(folder: Path, hub: Hub) -> None:
@@ -363,3 +387,18 @@ def test_a_checkpoint_on_the_hub_needs_its_commit(tmp_path: Path) -> None:
     (tmp_path / "release.toml").write_text('checkpoint = "naver/splade"\n')
     with pytest.raises(InputError, match="names naver/splade, and no commit of it"):
         make_release(read_config(tmp_path / "release.toml"))
+
+
+def test_what_a_killed_run_left_is_no_other_release(tmp_path: Path) -> None:
+    """The folder is empty once that is removed."""
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "release.toml").write_text('checkpoint = "checkpoint"\noutput = "out"\n')
+    killed = (
+        "import os\nfrom pathlib import Path\nfrom onnxtool.model_file import staged\n"
+        "with staged(Path('out/release.json'), force=True, root=Path('out')) as staging:\n"
+        "    (staging.folder / 'mini.onnx').write_text('half')\n    os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", killed], cwd=tmp_path, check=False)
+    assert list((tmp_path / "out").iterdir())
+    (note,) = make_release(read_config(tmp_path / "release.toml"), dry_run=True).notes
+    assert note.endswith("out is not there")
