@@ -171,9 +171,8 @@ class _ShapeTimer:
         runs.take(Limits(*self.options.stop_after))
         peak_bytes = peak_rss_bytes() if has_own_peak else None
         stages = self.reader.time_stages(workload) if self.reader else None
-        transfers = self.runner.time_transfers(workload.batches[0])
         result = self._result(workload, runs.blocks[0])
-        self.results.append(replace(result, peak_rss_bytes=peak_bytes, stages_ms=stages, transfer_ms=transfers))
+        self.results.append(replace(result, peak_rss_bytes=peak_bytes, stages_ms=stages))
         if self.other is not None:
             pairs = list(zip(*runs.blocks, strict=True))
             self.compared.append(compared_shape(workload, pairs, self.differences[-1]))

@@ -57,15 +57,6 @@ class StageTimes:
         )
 
 
-@dataclass(frozen=True)
-class TransferTimes:
-    """A GPU run by part, timed separately from `latency_ms`, with synchronization between parts."""
-
-    host_to_device: LatencySummary
-    compute: LatencySummary
-    device_to_host: LatencySummary
-
-
 @short_repr
 @dataclass(frozen=True)
 class BenchmarkResult:
@@ -84,7 +75,6 @@ class BenchmarkResult:
             were in memory.
         tokens: None for generated inputs.
         stages_ms: None for generated inputs.
-        transfer_ms: None unless the model ran on a GPU.
         trusted: whether there are no warnings.
         warnings: reasons why the figures are unreliable.
     """
@@ -102,7 +92,6 @@ class BenchmarkResult:
     peak_rss_bytes: int | None = None
     tokens: TokenLengths | None = None
     stages_ms: StageTimes | None = None
-    transfer_ms: TransferTimes | None = None
     trusted: bool = True
     warnings: tuple[str, ...] = ()
 

@@ -15,17 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.benchmarking.report import TransferTimes
 from onnxtool.benchmarking.samples import Floats
 from onnxtool.runtime.nesting import is_nested, is_part
 from onnxtool.runtime.session import Session
-from onnxtool.runtime.timing import summarize_latencies
 
 Feeds = Mapping[str, NDArray[Any]]
 Call = Callable[[], object]
 BlockEnd = Callable[[int, float], bool]  # of the runs of a block so far and the seconds they took
 
-_TRANSFERS = 50
 _BLOCKS = 20  # as many as a shape is divided into
 _RUNS_OF_BLOCK = 5  # at least, so that the run that does not count is no more than a sixth
 
@@ -66,14 +63,6 @@ class SessionRunner:
             for info in inputs
             if info.name in feeds and info.name not in found
         }
-
-    def time_transfers(self, feeds: Feeds) -> TransferTimes | None:
-        """Time the copies to the device and back apart from the computation; None where there is no device."""
-        if not self.session.on_device:
-            return None
-        bound = self.session.bind(self._own(feeds))
-        times = [bound.time_transfer() for _ in range(_TRANSFERS + 1)][1:]
-        return TransferTimes(*(summarize_latencies(part) for part in zip(*times, strict=True)))
 
 
 @dataclass(frozen=True)

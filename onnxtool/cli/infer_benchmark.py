@@ -68,7 +68,6 @@ def benchmark_blocks(report: BenchmarkReport) -> list[Block]:
         _latencies(report.results),
         *_warnings(report),
         *_texts(report.results),
-        *_transfers(report.results),
         *(_comparison(report, report.comparison) if report.comparison else ()),
         *_gates(report.gates),
         *_machine(report),
@@ -135,22 +134,6 @@ def _texts(results: Sequence[BenchmarkResult]) -> Iterator[Block]:
         )
     if rows:
         yield table_of(rows)
-
-
-def _transfers(results: Sequence[BenchmarkResult]) -> Iterator[Block]:
-    rows = [
-        {
-            "shape": result.name,
-            "to the device p50 ms": f"{times.host_to_device.p50:.3f}",
-            "compute p50 ms": f"{times.compute.p50:.3f}",
-            "to the host p50 ms": f"{times.device_to_host.p50:.3f}",
-        }
-        for result in results
-        if (times := result.transfer_ms) is not None
-    ]
-    if rows:
-        yield Heading("Copies and computation, timed apart")
-        yield table_of(rows, names={"shape"})
 
 
 def _comparison(report: BenchmarkReport, comparison: Comparison) -> Iterator[Block]:

@@ -631,8 +631,8 @@ class BoundRun:
         import onnxruntime as ort
 
         self._inference, self._memory = inference, memory
-        self._arrays = dict(feeds)
-        self._values = {name: ort.OrtValue.ortvalue_from_numpy(array, *memory) for name, array in self._arrays.items()}
+        # On the CPU, a value refers to the memory of its array, which it keeps alive.
+        self._values = {name: ort.OrtValue.ortvalue_from_numpy(array, *memory) for name, array in feeds.items()}
         self._binding = inference.io_binding()
         for name, value in self._values.items():
             self._binding.bind_ortvalue_input(name, value)
@@ -651,19 +651,3 @@ class BoundRun:
     def outputs(self) -> list[NDArray[Any]]:
         """Copy the outputs of the last run to the host."""
         return [value.numpy() for value in self._binding.get_outputs()]
-
-    def time_transfer(self) -> tuple[float, float, float]:
-        """Copy the inputs to the device, run and copy the outputs back; return the milliseconds of each part.
-
-        Inputs are copied into their existing buffers, as in an application that serves requests.
-        """
-        start = time.perf_counter()
-        for name, array in self._arrays.items():
-            self._values[name].update_inplace(array)
-        self._binding.synchronize_inputs()
-        copied = time.perf_counter()
-        self()
-        computed = time.perf_counter()
-        self.outputs()
-        end = time.perf_counter()
-        return (copied - start) * 1e3, (computed - copied) * 1e3, (end - computed) * 1e3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 import onnxtool.runtime.session as session_module
 from onnxtool.errors import SessionError
-from onnxtool.runtime.session import BoundRun, Session, open_session
+from onnxtool.runtime.session import Session, open_session
 from tests.infer.tiny_models import TinyModel, table
 
 
@@ -48,75 +47,6 @@ def test_inputs_that_do_not_run_are_an_error_of_ours(session: Session) -> None:
     """With the shapes that were given."""
     with pytest.raises(SessionError, match=r"cannot run .*model\.onnx on input_ids \[1, 1, 1\]"):
         session.bind({"input_ids": np.zeros((1, 1, 1), np.int64)})
-
-
-class _Device:
-    """Stands for a session on a device: each part of a run takes its own time."""
-
-    def __init__(self, binding: Any) -> None:
-        self.binding = binding
-
-    def io_binding(self) -> Any:
-        return self.binding
-
-    def run_with_iobinding(self, _binding: Any) -> None:
-        time.sleep(0.010)
-
-
-class _Binding:
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def bind_ortvalue_input(self, name: str, _value: Any) -> None:
-        self.calls.append(f"input {name}")
-
-    def bind_output(self, name: str, device: str, _index: int) -> None:
-        self.calls.append(f"output {name} on {device}")
-
-    def bind_ortvalue_output(self, name: str, _value: Any) -> None:
-        self.calls.append(f"buffer {name}")
-
-    def get_outputs(self) -> list[Any]:
-        return [_Value(0.020)]
-
-    def synchronize_inputs(self) -> None:
-        self.calls.append("wait for inputs")
-
-    def synchronize_outputs(self) -> None:
-        self.calls.append("wait for outputs")
-
-
-class _Value:
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def update_inplace(self, _array: Any) -> None:
-        time.sleep(self.seconds)
-
-    def numpy(self) -> NDArray[Any]:
-        time.sleep(self.seconds)
-        return np.zeros(1)
-
-
-def test_copies_and_computation_on_a_device_are_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """5 ms to the device, 10 there and 20 back; each part is waited for before the next begins."""
-    import onnxruntime
-
-    class OrtValue:
-        @staticmethod
-        def ortvalue_from_numpy(_array: Any, _device: str, _index: int) -> _Value:
-            return _Value(0.005)
-
-    monkeypatch.setattr(onnxruntime, "OrtValue", OrtValue)
-    binding = _Binding()
-    bound = BoundRun(_Device(binding), _feeds(1), ["y"], ("cuda", 0))
-    assert binding.calls == ["input input_ids", "output y on cuda", "wait for outputs", "buffer y"]
-    host_to_device, compute, device_to_host = bound.time_transfer()
-    assert binding.calls[4:] == ["wait for inputs", "wait for outputs"]
-    # A sleep never ends early; how late it ends is up to the machine.
-    assert host_to_device >= 5
-    assert compute >= 10
-    assert device_to_host >= 20
 
 
 def test_operators_run_at_once_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
