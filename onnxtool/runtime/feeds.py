@@ -22,7 +22,7 @@ from onnxtool.graph.operators import OPERATORS
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import Node, read_nodes
 from onnxtool.reports import TensorInfo
-from onnxtool.runtime.input_stamp import IDS, InputKind
+from onnxtool.runtime.input_stamp import IDS, NORMAL, InputKind
 from onnxtool.runtime.nesting import is_nested
 
 # Operators through which an index stays an index on its way to the table, in any of their inputs; the first ones do not
@@ -30,7 +30,7 @@ from onnxtool.runtime.nesting import is_nested
 _MOVERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Transpose", "Expand"})
 _FORWARDERS = _MOVERS | {"Concat", "Add", "Sub", "Clip", "Min", "Max", "Where"}
 MASK, TOKEN_TYPES = "attention_mask", "token_type_ids"
-_DEFAULT_INDEX_BOUND = 2
+_FEWEST_ROWS = 2
 _INDEX_DTYPES = ("int64", "int32")
 # Integers that are not ids, such as image pixels: lower bound, and exclusive upper bound.
 _OTHER_INTEGERS = {"uint8": (0, 256), "int8": (-128, 128), "int16": (-99, 100)} | dict.fromkeys(
@@ -283,16 +283,12 @@ def _random_array(
     dims = [_dimension(info, axis, shape) for axis in range(len(info.shape))]
     if is_mask(info):
         return _mask(info, dims, shape).astype(_numpy_dtype(info))
-    kind = kinds.get(info.name)
-    if kind is not None and kind.kind == IDS:
-        return kind.draw(dims, shape.mask, generator).astype(info.dtype)
-    if info.dtype in _INDEX_DTYPES:
-        if info.name.endswith(".keys"):  # of a map, where keys are unique
-            return np.arange(*dims).astype(info.dtype)
-        bound = bounds.get(info.name, _DEFAULT_INDEX_BOUND)
-        return generator.integers(0, bound, dims).astype(info.dtype)
-    if info.dtype in _FLOATS:
-        return generator.standard_normal(dims).astype(info.dtype)
+    if info.dtype in _INDEX_DTYPES and info.name.endswith(".keys"):  # of a map, where keys are unique
+        return np.arange(*dims).astype(info.dtype)
+    if info.dtype in (*_INDEX_DTYPES, *_FLOATS):
+        plain = InputKind(NORMAL) if info.dtype in _FLOATS else InputKind(IDS, bounds.get(info.name, _FEWEST_ROWS))
+        kind = kinds.get(info.name, plain)
+        return (kind if kind.kind == IDS else plain).draw(dims, shape.mask, generator).astype(info.dtype)
     if info.dtype == "bool":
         return generator.integers(0, 2, dims).astype(bool)
     if info.dtype in _OTHER_INTEGERS:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from onnxtool.errors import InputError, ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import INPUTS_KEY
 from onnxtool.reading import parse_json
-from onnxtool.reports import Json, TensorInfo
+from onnxtool.reports import Json, TensorInfo, from_json, to_json
 from onnxtool.runtime.comparison import Case
 
 IDS, MASK, NORMAL, GIVEN = "ids", "mask", "normal", "given"
@@ -63,21 +63,26 @@ class InputKind:
     last: int | None = None
     pad: int | None = None
 
-    @property
-    def json(self) -> dict[str, Json]:
-        """The stamp: the kind, and the fields that are set."""
-        found: dict[str, Json] = {"kind": self.kind}
-        if self.kind == IDS:
-            found["below"] = self.below
-            found |= {"never": list(self.never)} if self.never else {}
-            special = {"first": self.first, "last": self.last, "pad": self.pad}
-            found |= {name: value for name, value in special.items() if value is not None}
-        return found
+    def misfits(self, name: str) -> Iterator[str]:
+        """Yield what is wrong with the ids of the input `name`."""
+        special = {*self.never, *(token for token in (self.last, self.pad) if token is not None)}
+        if not 1 <= self.below <= _LARGEST_ID:
+            yield f"below of {name} is {self.below}, not a number from 1 to {_LARGEST_ID}"
+        if any(token >= self.below for token in (*special, self.first or 0)):
+            yield f"never, first, last or pad of {name} is not below {self.below}"
+        if len(self.never) > _MOST_NAMES:
+            yield f"it has more than {_MOST_NAMES} ids that never occur in {name}"
+        if len(special) >= self.below:
+            yield f"it leaves no ids for {name}"
 
     def draw(
         self, dims: Sequence[int], content: NDArray[np.bool_] | None, generator: np.random.Generator
-    ) -> NDArray[np.int64]:
-        """Draw ids of shape `dims`; `content`, bool [B, S], is false on padding; None for no padding."""
+    ) -> NDArray[Any]:
+        """Draw values of shape `dims`; `content`, bool [B, S] or of that shape, is false on padding; None for none."""
+        if self.kind == NORMAL:
+            return generator.standard_normal(dims)
+        if self.kind == MASK:
+            return np.ones(dims) if content is None else content
         ids = generator.integers(0, self.below, dims)
         excluded = {*self.never, *(token for token in (self.last, self.pad) if token is not None)}
         for _ in excluded:  # each round moves an id past one that must not occur
@@ -101,21 +106,21 @@ class StampedCase:
     """Shapes that a file runs on.
 
     Attributes:
-        description: a description for reports.
+        case: a description for reports.
         shapes: sizes by input name.
         content: by input name, the part of each row that is content, one number for each axis after the batch; inputs
             that are content everywhere are omitted.
-        padded_left: whether content is at the end of a row, after the padding.
-        compares_content: whether outputs only have a meaning at content positions.
+        padding: `left` if content is at the end of a row, after the padding; `right`; empty without padding.
+        compare: `content` if outputs only have a meaning at content positions, otherwise `all`.
         given: the integers of `given` inputs, nested lists by input name.
     """
 
-    description: str
-    shapes: Mapping[str, tuple[int, ...]]
-    content: Mapping[str, tuple[tuple[int, ...], ...]]
-    padded_left: bool
-    compares_content: bool
-    given: Mapping[str, Json]
+    case: str
+    shapes: dict[str, tuple[int, ...]]
+    content: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    padding: str = ""
+    compare: str = "all"
+    given: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, case: Case, kinds: Mapping[str, InputKind]) -> StampedCase | None:
@@ -127,22 +132,10 @@ class StampedCase:
         given = {name: array.tolist() for name, array in case.feeds.items() if kinds[name].kind == GIVEN}
         for left in (False, True):
             if all(np.array_equal(_block(shapes[name], content[name], left=left), padded[name]) for name in padded):
-                return cls(case.description, shapes, content, left, case.valid is not None, given)
+                padding = ("left" if left else "right") if content else ""
+                compare = "all" if case.valid is None else "content"
+                return cls(case.description, shapes, content, padding, compare, given)
         return None
-
-    @property
-    def json(self) -> dict[str, Json]:
-        """The data to stamp."""
-        found: dict[str, Json] = {
-            "case": self.description,
-            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
-        }
-        if self.content:
-            found["content"] = {name: [list(row) for row in rows] for name, rows in self.content.items()}
-            found["padding"] = "left" if self.padded_left else "right"
-        if self.compares_content:
-            found["compare"] = "content"
-        return found | ({"given": dict(self.given)} if self.given else {})
 
     @property
     def num_elements(self) -> int:
@@ -155,11 +148,35 @@ class StampedCase:
         given = any(math.prod(self.shapes[name]) > _MOST_GIVEN for name in self.given)
         return given or any(size > _LARGEST_AXIS for shape in self.shapes.values() for size in shape)
 
+    def misfits(self, inputs: Sequence[TensorInfo], kinds: Mapping[str, InputKind]) -> Iterator[str]:
+        """Yield what is wrong with the case for a graph with `inputs`."""
+        if len(self.case) > _LONGEST_NAME or not self.case.isprintable():
+            yield "a case has no readable name"
+        if self.shapes.keys() != {info.name for info in inputs} or not self.shapes.keys() <= kinds.keys():
+            yield f"it names other inputs than the graph in {self.case}"
+        if not all(1 <= size <= _LARGEST_AXIS for shape in self.shapes.values() for size in shape):
+            yield f"a size in {self.case} is not a number from 1 to {_LARGEST_AXIS}"
+        for name, rows in self.content.items():
+            if name not in self.shapes:
+                yield f"it names the content of {name[:60]!r} in {self.case}, which is no input"
+            batch, *sizes = self.shapes[name] or (0,)
+            if len(rows) != batch or any(len(row) != len(sizes) for row in rows):
+                yield f"it says of another number of rows or axes where {name} has content in {self.case}"
+            if any(part > size for row in rows for part, size in zip(row, sizes, strict=True)):
+                yield f"it says of more than all of {name} that it is content in {self.case}"
+        if self.padding not in ("", "left", "right") or self.compare not in ("content", "all"):
+            yield f"it has other padding than left or right in {self.case}, or compares something else"
+        if misfit := _misfit(self, inputs):
+            yield f"it does not fit the graph in {self.case}: {misfit}"
+        for name, kind in kinds.items():
+            if kind.kind == GIVEN and not _is_given(self.given.get(name), self.shapes[name]):
+                yield f"it gives no integers [{', '.join(map(str, self.shapes[name]))}] for {name} in {self.case}"
+
     def content_of(self, name: str) -> NDArray[np.bool_] | None:
         """Return the positions of an input's content; None for everywhere."""
         if name not in self.content:
             return None
-        return _block(self.shapes[name], self.content[name], left=self.padded_left)
+        return _block(self.shapes[name], self.content[name], left=self.padding == "left")
 
 
 @dataclass(frozen=True)
@@ -194,7 +211,7 @@ class InputStamp:
             stamped = StampedCase.of(Case(case.description, feeds, case.valid), kinds)
             if stamped is None or _misfit(stamped, inputs) or stamped.is_too_large:
                 continue
-            alike = json.dumps({**stamped.json, "case": ""}, sort_keys=True)
+            alike = json.dumps({**_written(stamped, _CASE), "case": ""}, sort_keys=True)
             fits = stamped.num_elements <= elements and len(alike) + _LONGEST_NAME <= characters
             if fits and alike not in seen and len(described) < _MOST_CASES:
                 seen.add(alike)
@@ -211,14 +228,59 @@ class InputStamp:
             ModelFileError: it is malformed, does not fit the graph, or asks for inputs that are too large.
         """
         text = model.metadata.get(INPUTS_KEY)
-        return None if text is None else _Reader(model).read(text)
+        if text is None:
+            return None
+        try:
+            stamp = cls._parse(text)
+            for misfit in stamp.misfits(model.structure.inputs):
+                raise ValueError(misfit)
+        except ValueError as error:
+            raise ModelFileError(
+                f"the metadata {INPUTS_KEY} of {model.path} is of no use: {error}",
+                "it was edited, or the graph has other inputs now; export the model again",
+            ) from None
+        return stamp
+
+    @classmethod
+    def _parse(cls, text: str) -> InputStamp:
+        if len(text) > _MOST_CHARACTERS:
+            raise ValueError(f"it has {len(text)} characters")
+        try:
+            found = parse_json(text)
+        except ValueError:
+            raise ValueError("it is no JSON") from None
+        given = from_json(dict[str, Any], found, "it")
+        entries = from_json(dict[str, dict[str, Any]], given.get("inputs"), "inputs")
+        read = {
+            name: from_json(InputKind, {**_KIND, **entry}, f"inputs[{name[:60]!r}]") for name, entry in entries.items()
+        }
+        kinds = {name: kind if kind.kind == IDS else InputKind(kind.kind) for name, kind in read.items()}
+        cases = from_json(tuple[dict[str, Any], ...], given.get("cases"), "cases")
+        return cls(kinds, from_json(tuple[StampedCase, ...], [{**_CASE, **case} for case in cases], "cases"))
+
+    def misfits(self, inputs: Sequence[TensorInfo]) -> Iterator[str]:
+        """Yield what contradicts the graph, or is too large; what comes after the first may be wrong itself."""
+        dtypes = {info.name: info.dtype for info in inputs}
+        for name, kind in self.kinds.items():
+            if name not in dtypes:
+                yield f"it names the input {name[:60]!r}, which the graph does not have"
+            if dtypes[name] not in _DTYPES.get(kind.kind, ()):
+                yield f"the input {name} of {dtypes[name]} holds {kind.kind[:60]!r}"
+            if kind.kind == IDS:
+                yield from kind.misfits(name)
+        if len(self.cases) > _MOST_CASES:
+            yield f"it has {len(self.cases)} cases, and there may be at most {_MOST_CASES}"
+        for case in self.cases:
+            yield from case.misfits(inputs, self.kinds)
+        if sum(case.num_elements for case in self.cases) > _MOST_ELEMENTS:
+            yield f"it asks for inputs of more than {_MOST_ELEMENTS} numbers"
 
     @property
     def json(self) -> str:
         """The value of the metadata."""
         stamp: dict[str, Json] = {
-            "inputs": {name: kind.json for name, kind in self.kinds.items()},
-            "cases": [case.json for case in self.cases],
+            "inputs": {name: _written(kind, _KIND) for name, kind in self.kinds.items()},
+            "cases": [_written(case, _CASE) for case in self.cases],
         }
         return json.dumps(stamp, separators=(",", ":"))
 
@@ -231,13 +293,13 @@ class InputStamp:
         texts = [
             case
             for case in self.cases
-            if case.compares_content and case.content and all(len(case.shapes[name]) == 2 for name in case.content)
+            if case.compare == "content" and case.content and all(len(case.shapes[name]) == 2 for name in case.content)
         ]
         if not texts or any((0,) in rows for case in texts for rows in case.content.values()):
             return self
         usual = max(texts, key=lambda case: len(next(iter(case.content.values()))))
         content = {name: ((0,), *rows[1:]) for name, rows in usual.content.items()}
-        return replace(self, cases=(*self.cases, replace(usual, description="a row of padding alone", content=content)))
+        return replace(self, cases=(*self.cases, replace(usual, case="a row of padding alone", content=content)))
 
     def fixed_length(self, inputs: Sequence[TensorInfo]) -> int | None:
         """Return the fixed length of the file's ids, or 1 without ids; None if texts may be longer."""
@@ -259,19 +321,11 @@ class InputStamp:
             rest = zip(usual.shapes[info.name][1:], info.shape[1:], strict=True)
             shapes[info.name] = (batch_size, *(sequence_length if name in named else size for size, name in rest))
         rows = [row % usual.shapes[inputs[0].name][0] for row in range(batch_size)]
-        case = StampedCase(
-            usual.description,
-            shapes,
-            # A mask over patches depends on the given sizes; a mask over tokens is all ones.
-            {
-                name: tuple(content[row] for row in rows)
-                for name, content in usual.content.items()
-                if shapes[name][1:] == usual.shapes[name][1:]
-            },
-            usual.padded_left,
-            usual.compares_content,
-            {name: [value[row] for row in rows] for name, value in usual.given.items() if isinstance(value, list)},
-        )
+        # A mask over patches depends on the given sizes; a mask over tokens is all ones.
+        same = {name: one for name, one in usual.content.items() if shapes[name][1:] == usual.shapes[name][1:]}
+        content = {name: tuple(one[row] for row in rows) for name, one in same.items()}
+        given = {name: [value[row] for row in rows] for name, value in usual.given.items() if isinstance(value, list)}
+        case = replace(usual, shapes=shapes, content=content, given=given)
         if misfit := _misfit(case, inputs):
             raise InputError(f"{misfit} for batches of {batch_size}", "ask for the sizes that the file is fixed to")
         return dict(self._make(case, inputs, seed).feeds)
@@ -290,19 +344,15 @@ class InputStamp:
         generator = np.random.default_rng(seed)
         feeds = {info.name: self._array(info, case, generator).astype(info.dtype) for info in inputs}
         masks = [info.name for info in inputs if self.kinds[info.name].kind == MASK and len(info.shape) == 2]
-        valid = feeds[masks[0]] != 0 if masks and case.compares_content else None
-        return Case(case.description, feeds, valid)
+        valid = feeds[masks[0]] != 0 if masks and case.compare == "content" else None
+        return Case(case.case, feeds, valid)
 
     def _array(self, info: TensorInfo, case: StampedCase, generator: np.random.Generator) -> NDArray[Any]:
         kind, shape = self.kinds[info.name], case.shapes[info.name]
-        if kind.kind == NORMAL:
-            return generator.standard_normal(shape)
         if kind.kind == GIVEN:
             return np.array(case.given[info.name], dtype=np.int64)
-        if kind.kind == IDS:
-            return kind.draw(shape, self._content(info.name, case), generator)
-        content = case.content_of(info.name)
-        return np.ones(shape) if content is None else content
+        content = self._content(info.name, case) if kind.kind == IDS else case.content_of(info.name)
+        return kind.draw(shape, content, generator)
 
     def _content(self, name: str, case: StampedCase) -> NDArray[np.bool_] | None:
         """Return the positions of an input's content, from the input itself or from the mask with its shape."""
@@ -313,121 +363,15 @@ class InputStamp:
         return next((case.content_of(mask) for mask in masks), None)
 
 
-class _Reader:
-    """Read the stamp of a possibly hostile file."""
+# What a stamp leaves out.
+_KIND: dict[str, Json] = {"below": 0, "never": [], "first": None, "last": None, "pad": None}
+_CASE: dict[str, Json] = {"content": {}, "padding": "", "compare": "all", "given": {}}
 
-    def __init__(self, model: ModelFile) -> None:
-        self._model = model
-        self._inputs = {info.name: info for info in model.structure.inputs}
 
-    def read(self, text: str) -> InputStamp:
-        if len(text) > _MOST_CHARACTERS:
-            self._refuse(f"has {len(text)} characters")
-        try:
-            stamp = parse_json(text)
-        except ValueError:
-            self._refuse("is no JSON")
-        stamp = self._object(stamp, "the stamp")
-        given = self._object(stamp.get("inputs"), "inputs")
-        kinds = {name: self._kind(name, value) for name, value in given.items()}
-        rows = stamp.get("cases")
-        if not isinstance(rows, list) or len(rows) > _MOST_CASES:
-            self._refuse(f"has no list of at most {_MOST_CASES} cases")
-        cases = tuple(self._case(row, kinds) for row in rows)
-        if sum(case.num_elements for case in cases) > _MOST_ELEMENTS:
-            self._refuse(f"asks for inputs of more than {_MOST_ELEMENTS} numbers")
-        return InputStamp(kinds, cases)
-
-    def _kind(self, name: str, value: Json) -> InputKind:
-        if name not in self._inputs:
-            self._refuse(f"names the input {name[:60]!r}, which the graph does not have")
-        entry = self._object(value, name)
-        kind, dtype = entry.get("kind"), self._inputs[name].dtype
-        if not isinstance(kind, str) or dtype not in _DTYPES.get(kind, ()):
-            self._refuse(f"says that the input {name} of {dtype} holds {str(kind)[:60]!r}")
-        if kind != IDS:
-            return InputKind(kind)
-        below = self._number(entry.get("below"), 1, _LARGEST_ID, f"below of {name}")
-        never = entry.get("never", [])
-        if not isinstance(never, list) or len(never) > _MOST_NAMES:
-            self._refuse(f"has more than {_MOST_NAMES} ids that never occur in {name}, or no list of them")
-        ids = tuple(self._number(token, 0, below - 1, f"never of {name}") for token in never)
-        first, last, pad = (
-            None if entry.get(key) is None else self._number(entry[key], 0, below - 1, f"{key} of {name}")
-            for key in ("first", "last", "pad")
-        )
-        if len({*ids, last, pad} - {None}) >= below:
-            self._refuse(f"leaves no ids for {name}")
-        return InputKind(IDS, below, ids, first, last, pad)
-
-    def _case(self, value: Json, kinds: Mapping[str, InputKind]) -> StampedCase:
-        entry = self._object(value, "a case")
-        description = entry.get("case")
-        if not isinstance(description, str) or len(description) > _LONGEST_NAME or not description.isprintable():
-            self._refuse("has a case without a readable name")
-        sizes = self._object(entry.get("shapes"), f"the shapes of {description}")
-        if sizes.keys() != self._inputs.keys() or not sizes.keys() <= kinds.keys():
-            self._refuse(f"names other inputs than the graph in {description}")
-        shapes = {
-            name: tuple(
-                self._number(size, 1, _LARGEST_AXIS, f"a size of {name}")
-                for size in self._list(row, f"shape of {name}")
-            )
-            for name, row in sizes.items()
-        }
-        content = {
-            name: self._extents(name, rows, shapes, description)
-            for name, rows in self._object(entry.get("content", {}), f"the content of {description}").items()
-        }
-        padding, compare = entry.get("padding", "right"), entry.get("compare", "all")
-        if padding not in ("left", "right") or compare not in ("content", "all"):
-            self._refuse(f"has other padding than left or right in {description}, or compares something else")
-        given = self._object(entry.get("given", {}), f"what is given in {description}")
-        case = StampedCase(description, shapes, content, padding == "left", compare == "content", given)
-        if misfit := _misfit(case, self._model.structure.inputs):
-            self._refuse(f"does not fit the graph in {description}: {misfit}")
-        for name, kind in kinds.items():
-            if kind.kind == GIVEN and not _is_given(given.get(name), shapes[name]):
-                self._refuse(f"gives no integers [{', '.join(map(str, shapes[name]))}] for {name} in {description}")
-        return case
-
-    def _extents(
-        self, name: str, rows: Json, shapes: Mapping[str, tuple[int, ...]], description: str
-    ) -> tuple[tuple[int, ...], ...]:
-        if name not in shapes:
-            self._refuse(f"names the content of {name[:60]!r} in {description}, which is no input")
-        batch, *sizes = shapes[name]
-        found = self._list(rows, f"the content of {name}")
-        if len(found) != batch or not all(isinstance(row, list) and len(row) == len(sizes) for row in found):
-            self._refuse(f"says of another number of rows or axes where {name} has content in {description}")
-        return tuple(
-            tuple(
-                self._number(part, 0, size, f"the content of {name}")
-                for part, size in zip(self._list(row, f"the content of {name}"), sizes, strict=True)
-            )
-            for row in found
-        )
-
-    def _number(self, value: Json, least: int, most: int, what: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            self._refuse(f"has {str(value)[:60]!r} as {what}, not a number from {least} to {most}")
-        return value
-
-    def _object(self, value: Json, what: str) -> dict[str, Json]:
-        if not isinstance(value, dict) or len(value) > max(_MOST_NAMES, len(self._inputs)):
-            self._refuse(f"has no object for {what}, or one of too many names")
-        return value
-
-    def _list(self, value: Json, what: str) -> list[Json]:
-        if not isinstance(value, list):
-            self._refuse(f"has no list for {what}")
-        return value
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise ModelFileError(
-            f"the metadata {INPUTS_KEY} of {self._model.path} {what}",
-            "it was edited, or the graph has other inputs now; export the model again",
-        )
+def _written(value: InputKind | StampedCase, defaults: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the fields that are set."""
+    made: Any = to_json(value)
+    return {name: one for name, one in made.items() if name not in defaults or one != defaults[name]}
 
 
 def _real(array: NDArray[Any], kind: InputKind) -> NDArray[np.bool_]:

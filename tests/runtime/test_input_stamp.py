@@ -125,10 +125,10 @@ def test_nothing_is_stamped_that_a_reader_refuses(tmp_path: Path) -> None:
     large = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (4096, 3, 256, 256), (0, 0, 0, 0))
     cases = [Case(str(size), {"pixel_values": large[:size]}, None) for size in (4096, 1024)]
     described = InputStamp.of(inputs, {"pixel_values": InputKind(NORMAL)}, cases)
-    assert [case.description for case in described.cases] == ["1024"]
+    assert [case.case for case in described.cases] == ["1024"]
     info = TensorInfo("sizes", "int64", ("batch_size", 2))
     cases = [Case(str(size), {"sizes": np.full((size, 2), 3)}, None) for size in (8193, 5)]
-    assert [case.description for case in InputStamp.of([info], {"sizes": InputKind(GIVEN)}, cases).cases] == ["5"]
+    assert [case.case for case in InputStamp.of([info], {"sizes": InputKind(GIVEN)}, cases).cases] == ["5"]
 
 
 def test_texts_of_a_benchmark_have_the_length_that_is_asked_for() -> None:
@@ -188,9 +188,9 @@ def _case(**changes: Any) -> dict[str, Any]:
         ("[" * 60_000, "no JSON"),
         ("9" * 300_000, "300000 characters"),
         ("[]", "no object"),
-        (_with(inputs=None), "no object for inputs"),
+        (_with(inputs=None), "inputs is no object"),
         (_with(inputs={"ghost": {"kind": "normal"}}), "'ghost'"),
-        (_with(inputs={"pixel_values": {"kind": ["normal"]}}), "holds"),
+        (_with(inputs={"pixel_values": {"kind": ["normal"]}}), "no str that belongs"),
         (_with(inputs={"pixel_values": {"kind": "ids", "below": 5}}), "float32 holds 'ids'"),
         (_with(cases=7), "no list"),
         (_with(cases=_OF_PICTURES["cases"] * 33), "at most 64"),
@@ -200,13 +200,13 @@ def _case(**changes: Any) -> dict[str, Any]:
         (_case(shapes={}), "other inputs"),
         (_case(shapes={"pixel_values": [1, 3, 32]}), "4 axes"),
         (_case(shapes={"pixel_values": [1, 4, 32, 32]}), "fixed to 3"),
-        (_case(shapes={"pixel_values": [1, 3, 32, True]}), "not a number"),
-        (_case(shapes={"pixel_values": [1, 3, 32, -1]}), "not a number"),
+        (_case(shapes={"pixel_values": [1, 3, 32, True]}), "no int that belongs"),
+        (_case(shapes={"pixel_values": [1, 3, 32, -1]}), "no int that belongs"),
         (_case(shapes={"pixel_values": [1, 3, 1 << 40, 1]}), "not a number"),
         (_case(shapes={"pixel_values": [1 << 12, 3, 1 << 12, 1 << 12]}), "more than"),
         (_case(padding="both"), "left or right"),
         (_case(content={"pixel_values": [[3, 32]]}), "rows or axes"),
-        (_case(content={"pixel_values": [[3, 32, 99]]}), "not a number"),
+        (_case(content={"pixel_values": [[3, 32, 99]]}), "more than all of pixel_values"),
         (_case(content={"ghost": []}), "no input"),
         (_case(given=[]), "no object"),
     ],
