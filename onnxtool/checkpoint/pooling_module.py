@@ -211,12 +211,14 @@ class PoolingModule(ABC):
     Attributes:
         pools_tokens: whether it maps [B, S, N] to one vector per text; other modules map vectors to vectors.
         reads: sentence-transformers' name of the transformer output that a pooling module reads.
+        name: of the module's folder, which prefixes the names of its weights.
         keys: keys of its config.json that are supported or have no effect; None if sentence-transformers ignores
             unknown keys.
     """
 
     pools_tokens: ClassVar[bool] = False
     reads: ClassVar[str] = "token_embeddings"
+    name: str
     keys: ClassVar[frozenset[str] | None] = None
 
     @classmethod
@@ -237,12 +239,17 @@ class PoolingModule(ABC):
         """Compute the module in PyTorch, on tensors of the same shapes."""
 
     def width(self, before: int) -> int:
-        """Return the output width of the module for vectors of width `before`.
+        """Return the output width of the module for vectors of width `before`: the rows of a weight, if it has one.
 
         Raises:
             ValueError: the module expects a different width.
         """
-        return before
+        weight = getattr(self, "weight", None)
+        if weight is None:
+            return before
+        if weight.shape[-1] != before:
+            raise ValueError(f"{self.name} takes vectors of {weight.shape[-1]} numbers, but is given {before}")
+        return int(weight.shape[0])
 
     @property
     def on_tokens(self) -> bool:
@@ -268,22 +275,24 @@ def count_setting(stored: StoredModule, key: str) -> int:
     return min(count, _ALL)
 
 
-def stored_tensor(
-    stored: StoredModule, tensors: Mapping[str, NDArray[np.float32]], name: str, shape: tuple[Json, ...]
-) -> NDArray[np.float32]:
-    """Return a weight of a module.
+def stored_tensors(
+    stored: StoredModule, tensors: Mapping[str, NDArray[np.float32]], shapes: Mapping[str, tuple[Json, ...]]
+) -> list[NDArray[np.float32]]:
+    """Return the weights of a module, which has no others than those of `shapes`.
 
     Raises:
-        OnnxtoolError: it is missing, or its shape does not match the settings.
+        OnnxtoolError: one is missing, its shape does not match the settings, or there are others.
     """
-    tensor = tensors.get(name)
-    if tensor is None or tensor.shape != shape:
-        found = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
-        raise stored.files.refuse(
-            f"{name} in {stored.folder} of {stored.files.label} is {found}, and its config.json says {list(shape)}",
-            "the folder mixes two models; take both from one",
-        )
-    return tensor
+    require_no_others(stored, tensors, shapes)
+    for name, shape in shapes.items():
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            found = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
+            raise stored.files.refuse(
+                f"{name} in {stored.folder} of {stored.files.label} is {found}, and its config.json says {list(shape)}",
+                "the folder mixes two models; take both from one",
+            )
+    return [tensors[name] for name in shapes]
 
 
 def require_no_others(stored: StoredModule, tensors: Mapping[str, NDArray[np.float32]], known: Collection[str]) -> None:
@@ -298,15 +307,3 @@ def require_no_others(stored: StoredModule, tensors: Mapping[str, NDArray[np.flo
             f"{stored.folder} of {stored.files.label} has weights that {stored.kind} does not use: {', '.join(others)}",
             "the folder mixes two models, or its config.json was edited; take both from one",
         )
-
-
-def projected_width(name: str, weight: NDArray[np.float32], before: int) -> int:
-    """Return the number of rows of a module's weight, after checking its columns.
-
-    Raises:
-        ValueError: the vectors have a different width.
-    """
-    rows, columns = weight.shape
-    if columns != before:
-        raise ValueError(f"{name} takes vectors of {columns} numbers, but is given {before}")
-    return int(rows)

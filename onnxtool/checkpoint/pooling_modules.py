@@ -28,9 +28,7 @@ from onnxtool.checkpoint.pooling_module import (
     build_places,
     count_setting,
     places_in_torch,
-    projected_width,
-    require_no_others,
-    stored_tensor,
+    stored_tensors,
 )
 from onnxtool.checkpoint.sentence_modules import (
     STATIC,
@@ -168,19 +166,14 @@ class Dense(PoolingModule):
         if not stored.folder and "linear.weight" in tensors and tensors["linear.weight"].ndim == 2:
             rows, columns = tensors["linear.weight"].shape
         has_residual = settings.get("use_residual") is True and rows != columns
-        optional = (("linear.bias", settings.get("bias", True)), ("residual.weight", has_residual))
-        require_no_others(stored, tensors, ("linear.weight", *(name for name, is_used in optional if is_used)))
-        weight = stored_tensor(stored, tensors, "linear.weight", (rows, columns))
-        bias = stored_tensor(stored, tensors, "linear.bias", (rows,)) if settings.get("bias", True) else None
-        residual = None
-        if settings.get("use_residual") is True:
-            is_square = rows == columns  # the input is added unchanged
-            residual = (
-                np.eye(len(weight), dtype=np.float32)
-                if is_square
-                else stored_tensor(stored, tensors, "residual.weight", (rows, columns))
-            )
-        return cls(stored.folder or "projection", weight, bias, activation, residual, on_tokens)
+        shapes: dict[str, tuple[Json, ...]] = {"linear.weight": (rows, columns)}
+        shapes |= {"linear.bias": (rows,)} if settings.get("bias", True) else {}
+        shapes |= {"residual.weight": (rows, columns)} if has_residual else {}
+        read = dict(zip(shapes, stored_tensors(stored, tensors, shapes), strict=True))
+        weight, residual = read["linear.weight"], read.get("residual.weight")
+        if settings.get("use_residual") is True and not has_residual:  # the input is added unchanged
+            residual = np.eye(len(weight), dtype=np.float32)
+        return cls(stored.folder or "projection", weight, read.get("linear.bias"), activation, residual, on_tokens)
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
@@ -212,10 +205,6 @@ class Dense(PoolingModule):
         linear = torch.nn.functional.linear(value, tensor(self.weight), bias)
         result = getattr(torch.nn, self.activation)().eval()(linear)
         return result if self.residual is None else result + value @ tensor(self.residual).T
-
-    def width(self, before: int) -> int:
-        """Take vectors of its weight's columns."""
-        return projected_width(self.name, self.weight, before)
 
 
 @dataclass(frozen=True)
@@ -253,9 +242,7 @@ class LayerNorm(PoolingModule):
     def read(cls, stored: StoredModule) -> LayerNorm:
         """Read scale and shift."""
         tensors, shape = stored.files.read_tensors(stored.folder), (stored.settings.get("dimension"),)
-        names = ("norm.weight", "norm.bias")
-        require_no_others(stored, tensors, names)
-        scale, shift = (stored_tensor(stored, tensors, name, shape) for name in names)
+        scale, shift = stored_tensors(stored, tensors, {"norm.weight": shape, "norm.bias": shape})
         return cls(stored.folder, scale, shift)
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
@@ -272,12 +259,6 @@ class LayerNorm(PoolingModule):
         """Apply torch's own."""
         weight, bias = torch.from_numpy(self.weight).to(value), torch.from_numpy(self.bias).to(value)
         return torch.nn.functional.layer_norm(value, value.shape[-1:], weight, bias, _LAYER_NORM_EPSILON)
-
-    def width(self, before: int) -> int:
-        """Take vectors of its weight's size."""
-        if self.weight.shape != (before,):
-            raise ValueError(f"{self.name} takes vectors of {self.weight.size} numbers, but is given {before}")
-        return before
 
 
 @dataclass(frozen=True)
@@ -445,7 +426,7 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
     files = modules.modules[0].files
     require_known_settings(modules, files)
     if first is Pooling and modules.kinds[0] == STATIC:  # which is the mean of the token vectors
-        return (Pooling(), *_read_behind_table(stored[1:], modules))
+        return (Pooling(), *_read_of_vectors(stored[1:], modules, "a table of vectors"))
     if not stored:
         return ()
     unknown = sorted({module.kind for module in stored} - set(_CLASSES))
@@ -480,16 +461,6 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
     return _read_all(stored, modules, _ENCODER_MODULES.get(first, ("", first)))
 
 
-def _read_behind_table(stored: Sequence[StoredModule], modules: SentenceModules) -> tuple[PoolingModule, ...]:
-    others = [m.kind for m in stored if m.kind not in _CLASSES or _CLASSES[m.kind].pools_tokens or works_on_tokens(m)]
-    if others:
-        raise modules.modules[0].files.refuse(
-            f"{modules.modules[0].files.label} computes {', '.join(others)} behind a table of vectors, which onnxtool "
-            "does not"
-        )
-    return _read_all(stored, modules, _ENCODER_MODULES[Pooling])
-
-
 def read_modules_of_sides(modules: SentenceModules) -> tuple[PoolingModule, ...]:
     """Read the modules after a dual encoder, which returns vectors itself, like read_pooling_modules.
 
@@ -498,15 +469,19 @@ def read_modules_of_sides(modules: SentenceModules) -> tuple[PoolingModule, ...]
     """
     if not modules.modules:
         return ()
-    files = modules.modules[0].files
-    require_known_settings(modules, files, of_sides=True)
+    require_known_settings(modules, modules.modules[0].files, of_sides=True)
     stored = [module for module in modules.modules if module.kind not in _NOT_COMPUTED]
-    of_vectors = {kind for kind, module in _CLASSES.items() if not module.pools_tokens}
-    others = sorted({module.kind for module in stored} - of_vectors)
+    return _read_of_vectors(stored, modules, "a model that gives one vector for a text or an image")
+
+
+def _read_of_vectors(
+    stored: Sequence[StoredModule], modules: SentenceModules, source: str
+) -> tuple[PoolingModule, ...]:
+    """Read modules of vectors, behind a `source` of them."""
+    others = [m.kind for m in stored if m.kind not in _CLASSES or _CLASSES[m.kind].pools_tokens or works_on_tokens(m)]
     if others:
-        raise files.refuse(
-            f"{files.label} has the modules {', '.join(others)} behind a model that gives one vector for a text or a "
-            "image, and onnxtool does not compute them there"
+        raise modules.modules[0].files.refuse(
+            f"{modules.modules[0].files.label} computes {', '.join(others)} behind {source}, which onnxtool does not"
         )
     return _read_all(stored, modules, _ENCODER_MODULES[Pooling])
 

@@ -18,11 +18,10 @@ from onnxtool.checkpoint.pooling_module import (
     PoolingModule,
     Value,
     count_setting,
-    projected_width,
-    require_no_others,
-    stored_tensor,
+    stored_tensors,
 )
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, StoredModule, positive
+from onnxtool.reports import Json
 
 _DEVIATION_EPSILON = 1e-5  # epsilon of SparseAutoEncoder's standard deviations
 
@@ -155,11 +154,12 @@ class SparseAutoEncoder(PoolingModule):
         k = stored.files.read(ENCODER_NAME).get("max_active_dims") or settings.get("k", 8)
         # Encoder and decoder share the weight, and safetensors stores it under the alphabetically first name.
         tied = [name for name in ("encoder.weight", "decoder.linear.weight") if name in tensors] or ["encoder.weight"]
-        require_no_others(stored, tensors, (*tied, "pre_bias", "latent_bias"))
-        name = tied[0]
-        if not np.array_equal(tensors.get(name, ()), tensors.get(tied[-1], ())):
+        if not np.array_equal(tensors.get(tied[0], ()), tensors.get(tied[-1], ())):
             raise stored.files.refuse(f"{' and '.join(tied)} in {stored.folder} differ, and SparseAutoEncoder has one")
-        weight = stored_tensor(stored, tensors, name, (latents, width))
+        shapes: dict[str, tuple[Json, ...]] = dict.fromkeys(tied, (latents, width))
+        *_, weight, pre_bias, latent_bias = stored_tensors(
+            stored, tensors, {**shapes, "pre_bias": (width,), "latent_bias": (latents,)}
+        )
         kept = positive(k)
         if kept is None or kept > len(weight):
             raise stored.files.refuse(
@@ -170,8 +170,8 @@ class SparseAutoEncoder(PoolingModule):
         return cls(
             stored.folder,
             weight,
-            stored_tensor(stored, tensors, "pre_bias", (width,)),
-            stored_tensor(stored, tensors, "latent_bias", (latents,)),
+            pre_bias,
+            latent_bias,
             kept,
             settings.get("normalize") is True,
         )
@@ -205,7 +205,3 @@ class SparseAutoEncoder(PoolingModule):
         latents = torch.nn.functional.linear(value - pre_bias, weight, latent_bias)
         largest = latents.topk(self.k, dim=-1)
         return torch.zeros_like(latents).scatter(-1, largest.indices, largest.values.relu())
-
-    def width(self, before: int) -> int:
-        """Expect vectors as wide as its weight."""
-        return projected_width(self.name, self.weight, before)

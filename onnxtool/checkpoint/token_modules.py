@@ -112,6 +112,7 @@ class LexicalWeights(PoolingModule):
     """
 
     on_tokens = True
+    name = "sparse_linear"
 
     weight: NDArray[np.float32]
     bias: NDArray[np.float32]
@@ -130,8 +131,7 @@ class LexicalWeights(PoolingModule):
 
     def width(self, before: int) -> int:
         """Return one number per token, without an axis."""
-        if self.weight.shape[1] != before:
-            raise ValueError(f"sparse_linear takes vectors of {self.weight.shape[1]} numbers, but is given {before}")
+        super().width(before)
         return 0
 
 
