@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 import torch
+from torch._guards import CompileContext
 
 from onnxtool.errors import CompilationError
 from onnxtool.options import checked
@@ -22,6 +25,7 @@ from onnxtool.torch_backend.report import Explanation
 
 NAME = "onnxtool"
 _MAX_INSTANCES = 8
+_LONG_S = 5
 
 
 class OrtBackend:
@@ -80,7 +84,7 @@ class OrtBackend:
 
         if take_maximum_first(graph_module.graph):
             graph_module.recompile()
-        with traceable_functions(self.options.dropout):
+        with _said_if_long(len(graph_module.graph.nodes)), traceable_functions(self.options.dropout):
             compiled = aot_autograd(**self.autograd_arguments())(graph_module, example_inputs)
         return _with_original_errors(compiled, graph_module)
 
@@ -114,6 +118,8 @@ class OrtBackend:
                     "without AOTAutograd the backend takes graphs that make_fx or AOTAutograd traced",
                 )
         call, graph = compile_graph(graph_module, kind, self.options)
+        summary = str(Explanation((graph.report,))).splitlines()[0]
+        _LOGGER.info("compiled in %.1f s: %s", graph.report.duration_ms / 1e3, summary)
         self.graphs.append(graph)
         return call
 
@@ -124,6 +130,22 @@ class OrtBackend:
             return make_boxed_func(self.compile(graph_module, kind))  # type: ignore[no-any-return]
 
         return compile_traced
+
+
+@contextlib.contextmanager
+def _said_if_long(num_operations: int) -> Iterator[None]:
+    """Log a line if compiling takes longer than five seconds, and how often the same code was compiled."""
+    compilation = CompileContext.current_compile_id()
+    number = (compilation.frame_compile_id or 0) + 1 if compilation is not None else 1
+    changed = "; TORCH_LOGS=recompiles says what has changed since the one before" if number > 1 else ""
+    text = "compiling takes longer than %d s: a graph of %d operations, number %d for this code%s"
+    timer = threading.Timer(_LONG_S, _LOGGER.warning, (text, _LONG_S, num_operations, number, changed))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _with_original_errors(compiled: Callable[..., Any], graph_module: torch.fx.GraphModule) -> Callable[..., Any]:

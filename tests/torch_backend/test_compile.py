@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
+from onnxtool.torch_backend import backend as backend_module
 from onnxtool.torch_backend.lower.torch_onnx import translate
 from tests.torch_backend.oracle import require_same
 
@@ -610,3 +611,18 @@ def test_a_first_power_is_a_new_tensor() -> None:
         result.zero_()
     assert torch.equal(x, torch.arange(4.0))
     assert torch.equal(middle, x + 1)
+
+
+def test_a_long_compilation_is_said_while_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the size of the graph and how often its code was compiled; nothing but figures is said of a quick one."""
+    caplog.set_level(logging.INFO, "onnxtool.torch_backend")
+    compiled = torch.compile(lambda x: x * 2, backend=OrtBackend())
+    for size, longest in ((3, 1000), (4, 0), (5, 0)):
+        monkeypatch.setattr(backend_module, "_LONG_S", longest)
+        compiled(torch.rand(size))
+    said = [record.getMessage() for record in caplog.records]
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO"]
+    assert said[0].endswith("s: inference: 1 of 1 operators in 1 session of onnxruntime")
+    assert "number 2 for this code; TORCH_LOGS=recompiles says what has changed" in said[1]

@@ -57,10 +57,13 @@ def compiled(function: Callable[..., Any], translations: Any, **options: Any) ->
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"converter": "export"}])
 def test_operators_of_pytorch_and_of_a_library_run_as_translated(options: dict[str, Any]) -> None:
     """Also next to operators in an older opset, and the gradient is the operator's own."""
-    translations = {
-        aten.gelu.default: (lambda x, approximate="none": opset20.Gelu(x, approximate=approximate)),
-        mine.wave.default: opset18.Sin,
-    }
+    calls = []
+
+    def counted(x: Any, approximate: str = "none") -> Any:
+        calls.append(approximate)
+        return opset20.Gelu(x, approximate=approximate)
+
+    translations = {aten.gelu.default: counted, mine.wave.default: opset18.Sin}
     dynamic = options.pop("dynamic", None)
     backend = require_same(
         lambda x: torch.nn.functional.gelu(mine.wave(x), approximate="tanh").softmax(-1),
@@ -69,6 +72,7 @@ def test_operators_of_pytorch_and_of_a_library_run_as_translated(options: dict[s
         dynamic=dynamic,
     )
     assert not [node for graph in backend.explain().graphs for node in graph.eager]
+    assert set(calls) == {"tanh"}
 
 
 def test_functions_with_script_need_no_annotations_and_may_return_several_results(tmp_path: Path) -> None:
