@@ -16,6 +16,7 @@ from types import FrameType
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 GRACE_S = 10.0  # to unwind, as containers get
 _asked: list[int] = []  # the exit code that a signal asked for
+_arrived: list[int] = []  # the first signal: Python calls handlers of several that wait by their numbers
 unfinished: set[Path] = set()  # files and folders that this process removes before it ends
 
 
@@ -39,9 +40,9 @@ def raise_at_signals(report: Callable[[int], None]) -> None:
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         ignore_signals()
-        _asked.append(128 + number)
-        report(128 + number)
-        raise Interrupted(128 + number)
+        _asked.append(128 + [*_arrived, number][0])
+        report(_asked[0])
+        raise Interrupted(_asked[0])
 
     _handle(interrupt)
 
@@ -60,6 +61,7 @@ def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
 def _watch(reader: int, report: Callable[[int], None]) -> None:
     while (number := os.read(reader, 1)[0]) not in ENDING:
         pass
+    _arrived.append(number)
     time.sleep(GRACE_S)
     remove_unfinished()
     if not _asked:

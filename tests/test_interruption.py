@@ -64,11 +64,23 @@ def test_a_signal_is_one_line(number: signal.Signals, line: str) -> None:
 
 def test_a_signal_before_the_first_import_is_one_line() -> None:
     """It waits until it is handled."""
-    code = "import os, signal\nfrom onnxtool import cli\nhold = signal.pthread_sigmask\n"
-    code += "def held(*words):\n    hold(*words); signal.pthread_sigmask = hold; os.kill(os.getpid(), signal.SIGTERM)\n"
-    code += "signal.pthread_sigmask = held\ncli.run()"
+    code = (
+        "import os, sys\nfrom onnxtool import cli\nclass Finder:\n    def find_spec(self, name, *_):\n"
+        "        if name == 'onnxtool.interruption': os.kill(os.getpid(), 15)\n"
+        "sys.meta_path.insert(0, Finder())\ncli.run()"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (143, "error: interrupted by SIGTERM\n")
+
+
+def test_the_first_of_two_signals_that_wait_counts() -> None:
+    """Here for a function in C; Python calls the handler of the lower number first."""
+    process = run(
+        "kill.start(); hashlib.pbkdf2_hmac('sha256', b'x', b'x', 3 * 10**6)",
+        "import hashlib, threading\ndef both():\n    os.kill(os.getpid(), signal.SIGTERM); time.sleep(0.3)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\nkill = threading.Timer(0.1, both)\n",
+    )
+    assert process.communicate() == ("", "error: interrupted by SIGTERM\n")
 
 
 def test_a_command_started_by_nohup_goes_on() -> None:

@@ -154,16 +154,14 @@ class Staging:
         folder: where to write; nothing outside it changes before the commit.
         output: the final path of the graph file.
         root: the folder that `folder` is merged into: the graph file's folder, or one above it.
-        previous_locations: external data of the existing graph file, which must survive until the commit.
         obsolete: files to remove with the commit, such as sidecar files of the replaced model.
         obsolete_data: external data to remove with the graph that refers to it.
     """
 
-    def __init__(self, folder: Path, output: Path, root: Path, previous_locations: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, output: Path, root: Path) -> None:
         self.folder = folder
         self.output = output
         self.root = root
-        self.previous_locations = previous_locations
         self.obsolete: list[Path] = []
         self.obsolete_data: list[Path] = []
 
@@ -199,7 +197,7 @@ def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[S
         output = follow_link(output)
         root = output.parent
     with disk_failures(output), hidden_folder(root, output.name) as hidden:
-        staging = Staging(hidden / "files", output, root, _locations_of(output))
+        staging = Staging(hidden / "files", output, root)
         staging.model_path.parent.mkdir(parents=True, exist_ok=True)
         yield staging
         check_interrupted()
@@ -391,7 +389,7 @@ def _commit(staging: Staging, hidden: Path, *, force: bool) -> None:
     for target in targets.values():
         check_not_input(target)
     new_locations = locations.get(staging.model_path, ())
-    superseded = [location for location in staging.previous_locations if location not in new_locations]
+    superseded = [location for location in _locations_of(staging.output) if location not in new_locations]
     # A copied graph refers to the data of the old one.
     unread = [file for file in _own_data(staging.output, superseded) if input_at(file) is None]
     commit(hidden, [*targets.values()], staging.obsolete, [*staging.obsolete_data, *unread])

@@ -198,6 +198,20 @@ def test_the_next_run_removes_what_a_killed_one_left_and_says_so(
     assert len(hidden_in(tmp_path)) == 1
 
 
+def test_a_hidden_folder_is_left_where_no_lock_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems have no locks on folders: the run may be going on."""
+    fcntl = pytest.importorskip("fcntl")
+
+    def refusing(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refusing)
+    with scratch_folder(tmp_path / "model.onnx") as running:
+        write_set(tmp_path, NEW)
+        assert running.is_dir()
+    assert set_in(tmp_path) == NEW
+
+
 def test_a_link_in_place_of_a_hidden_folder_leads_to_no_removal(tmp_path: Path) -> None:
     """Neither of the link, nor of what it leads to or what a folder of that name links to."""
     mine, stage = tmp_path / "mine", tmp_path / ".o.onnx.aaaaaaaa.partial"
