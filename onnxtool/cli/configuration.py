@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -61,18 +61,6 @@ class Setting(NamedTuple):
     folder: Path | None = None
 
 
-class ConfigFile(NamedTuple):
-    """A file with command tables.
-
-    Attributes:
-        prefix: what precedes the command's name in the table header.
-    """
-
-    path: Path
-    prefix: str
-    tables: dict[str, Any]
-
-
 def config_option(command: Command) -> Command:
     """Add --config, and apply configured values to options that are not on the command line."""
     return click.option(
@@ -86,11 +74,6 @@ def config_option(command: Command) -> Command:
         "first one that is set wins: "
         f"{', '.join(PRECEDENCE)}.",
     )(command)
-
-
-def configured(name: str) -> Configured | None:
-    """Return the configured value of an option of the running command, ignoring the command line."""
-    return next((one for one in all_of(click.get_current_context()) if one.option == name), None)
 
 
 def all_of(context: click.Context) -> tuple[Configured, ...]:
@@ -175,10 +158,9 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
     Raises:
         UsageError: a file cannot be read, or a value is not valid for its option.
     """
-    files = find_files() if path is None else [_named(path, command)]
     options = options_of(context.command)
     found = {}
-    for name, setting in settings_of(command, files).items():
+    for name, setting in settings_of(command, path).items():
         place = f"{setting.source}: {name}"
         if name not in options:
             known = [one for one, option in options.items() if setting.folder is None or not effect_of(option)]
@@ -201,24 +183,27 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
     return found
 
 
-def settings_of(command: str, files: Sequence[ConfigFile]) -> dict[str, Setting]:
-    """Return the settings of `command` by option name, from `files` in order, overridden by the environment."""
-    nearest = next((file.path.parent for file in files if command in file.tables), None)
+def settings_of(command: str, path: Path | None = None) -> dict[str, Setting]:
+    """Return the settings of `command` by option name: from a file or the found ones, overridden by the environment.
+
+    Raises:
+        UsageError: a file cannot be read, or has other tables than those of commands, or not this one.
+    """
     found: dict[str, Setting] = {}
-    for file in files:
-        if file.path.parent == nearest and command in file.tables:
-            table, name = file.tables[command], f"{file.prefix}{command}"
-            if not isinstance(table, dict):
-                raise click.UsageError(f"{name} of {file.path} is not a table\nwrite it as [{name}]")
-            for key, value in table.items():
-                found.setdefault(key.replace("-", "_"), Setting(value, f"{file.path} [{name}]", nearest))
+    nearest: Path | None = None
+    for file in _find_files() if path is None else [path]:
+        table = _read(file).get(command)
+        if table is not None and nearest in (None, file.parent):
+            nearest, found = file.parent, table | found
+    if path is not None and nearest is None:
+        raise click.UsageError(f"{path} has no table [{_prefix(path)}{command}]\nadd one, or leave --config out")
     beginning = f"{PREFIX}{command}_".upper()
     variables = ((name, value) for name, value in os.environ.items() if name.startswith(beginning))
     return found | {name.removeprefix(beginning).lower(): Setting(value, name) for name, value in variables}
 
 
-def find_files() -> list[ConfigFile]:
-    """Return the files that configure onnxtool here, in order of precedence."""
+def _find_files() -> list[Path]:
+    """Return the files that may configure onnxtool here, in order of precedence."""
     try:
         here = Path.cwd()
     except FileNotFoundError:  # the working directory was removed
@@ -226,44 +211,40 @@ def find_files() -> list[ConfigFile]:
     above = (here, *here.parents)
     root = next((number for number, folder in enumerate(above) if (folder / ".git").exists()), 0)
     paths = (folder / name for folder in above[: root + 1] for name in (OWN_FILE, PROJECT_FILE))
-    return [file for path in paths if path.is_file() for file in _read(Path(os.path.relpath(path, here)))]
+    return [Path(os.path.relpath(path, here)) for path in paths if path.is_file()]
 
 
-def _named(path: Path, command: str) -> ConfigFile:
-    """Return the file of --config, which has a table of the command."""
-    for file in _read(path):
-        if command not in file.tables:
-            raise click.UsageError(f"{path} has no table [{file.prefix}{command}]\nadd one, or leave --config out")
-        return file
-    raise click.UsageError(f"{path} has no table [tool.onnxtool]\nadd [tool.onnxtool.{command}] with options")
+def _prefix(path: Path) -> str:
+    """Return what precedes the command's name in a table header."""
+    return "tool.onnxtool." if path.name == PROJECT_FILE else ""
 
 
-def _read(path: Path) -> Iterator[ConfigFile]:
-    """Yield a file with its tables; nothing for a pyproject.toml without any."""
+def _read(path: Path) -> dict[str, dict[str, Setting]]:
+    """Return the settings in a file by command; none for a pyproject.toml without any."""
     try:
         note_input(path)
         text = read_text(path, MOST_CONFIG_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"cannot read {path}: {error}\ncheck the path and its permissions") from error
-    is_project = path.name == PROJECT_FILE
-    if is_project and "onnxtool" not in text:  # most projects never need the parser
-        return
+    if _prefix(path) and "onnxtool" not in text:  # most projects never need the parser
+        return {}
     try:
         tables: Any = parse_toml(text)
     except ValueError as error:
         raise click.UsageError(f"{path} is not valid TOML: {error}\ncorrect the file") from error
-    for part in ("tool", "onnxtool") if is_project else ():
-        tables = tables.get(part) if isinstance(tables, dict) else None
-    if tables is None:
-        return
-    prefix = "tool.onnxtool." if is_project else ""
-    if not isinstance(tables, dict):
-        raise click.UsageError(f"tool.onnxtool of {path} is not a table\nwrite [tool.onnxtool.COMMAND]")
-    if wrong := [name for name in tables if name not in TABLES]:
-        raise click.UsageError(
-            f"{path} has [{prefix}{wrong[0]}], and there is no such command{_suggestion(wrong[0], TABLES)}"
-        )
-    yield ConfigFile(path, prefix, tables)
+    for part in _prefix(path).split(".")[:-1]:
+        tables = tables.get(part, {}) if isinstance(tables, dict) else {}
+    found = {}
+    for name, table in tables.items() if isinstance(tables, dict) else [("COMMAND", tables)]:
+        place = f"[{_prefix(path)}{name}]"
+        if not isinstance(table, dict):
+            raise click.UsageError(f"{place[1:-1]} of {path} is not a table\nwrite it as {place}")
+        if name not in TABLES:
+            raise click.UsageError(f"{path} has {place}, and there is no such command{_suggestion(name, TABLES)}")
+        found[name] = {
+            key.replace("-", "_"): Setting(value, f"{path} {place}", path.parent) for key, value in table.items()
+        }
+    return found
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:

@@ -61,18 +61,14 @@ class FieldOption(click.Option):
         self.field, self.hint = field, field.hint
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """Return the parsed value as the field's type."""
-        parsed = super().type_cast_value(ctx, value)
-        return parsed if parsed is None else self.checked(parsed, ctx)
-
-    def checked(self, value: Any, ctx: click.Context) -> Any:
-        """Return a value of the field's type.
+        """Return the parsed value as the field's type.
 
         Raises:
             BadParameter: the value is not valid for the field.
         """
+        parsed = super().type_cast_value(ctx, value)
         try:
-            return check("", value, self.hint)
+            return parsed if parsed is None else check("", parsed, self.hint)
         except OnnxtoolError as error:
             raise click.BadParameter(str(error), ctx, self) from None
 

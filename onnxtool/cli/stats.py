@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxtool.cli.choices import PathType
-from onnxtool.cli.configuration import configured
+from onnxtool.cli.configuration import all_of
 from onnxtool.cli.options import FORMATS, Result, derived_options, refuse, result_options
 from onnxtool.cli.stats_blocks import difference_blocks, difference_notes, difference_sections, summary_sections
 from onnxtool.cli.stats_blocks import summary_blocks as summary_blocks
@@ -85,7 +85,7 @@ def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> list[Gate | T
 
     gates = []
     # The command line adds to a repository's gates.
-    of_file = configured("fail_if")
+    of_file = next((one for one in all_of(click.get_current_context()) if one.option == "fail_if"), None)
     source, fixed = ("", ()) if of_file is None else (of_file.source, of_file.value)
     if expressions == fixed:
         expressions = ()
