@@ -39,7 +39,7 @@ from onnxtool.training.checkpoints import Checkpoint
 from onnxtool.training.checkpoints.checkpoint import write_checkpoint
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.adapters import add_adapters
-from onnxtool.training.graphs.merged import give_back
+from onnxtool.training.graphs.merged import Parameters
 from onnxtool.training.graphs.parameters import (
     FLOATS,
     Selection,
@@ -189,15 +189,16 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     tell("reading the model")
     model, path = _load(options.model)
     _check_model(model)
-    merged = give_back(model) if options.parameters is None else []
-    tied = (
-        join_tied(model, "" if path is None else str(path.parent), options.parameters) if options.lora is None else {}
-    )
+    data = "" if path is None else str(path.parent)
+    found = Parameters.of(model, data) if options.parameters is None else None
+    tied = join_tied(model, data, options.parameters) if options.lora is None else {}
     options = replace(options, aliases={**options.aliases, **tied})
+    if found is not None:
+        options = replace(options, parameters=found.matched())
     loss, optimizer = _loss_block(options, model), _optimizer_block(options)
     model, lora = _with_adapters(model, options)
     selection = _selection(model, options, lora)
-    left = single_numbers(model, selection) if lora is None and options.parameters is None else []
+    left = single_numbers(model, selection, found.others) if lora is None and found is not None else []
     stopwatch.lap("read")
     tell("differentiating")
     block = _Training(loss, options)
@@ -207,6 +208,8 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
         block(*names)
     takes_logits = isinstance(loss, onnxblock.loss.CrossEntropyLoss | onnxblock.loss.BCEWithLogitsLoss)
     doubts = list(doubtful(block, left, names if takes_logits else ()))
+    if found is not None and lora is None:
+        doubts += found.doubts_on(selection)
     if options.require_all:
         known = {*selection.trained, *selection.frozen}
         rest = [name for name in matchable_parameters(model, options.parameters) if name not in known]
@@ -254,7 +257,7 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
             verification=verification,
             notes=[
                 *(f"{head} and {table} are equal, and trained as one tensor" for head, table in tied.items()),
-                *merged,
+                *([] if found is None else found.notes_on(selection)),
                 *doubts,
             ],
         )
@@ -357,8 +360,13 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
 
 
 def _with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Replace Constant nodes, where some exporters keep weights, with initializers that can be trained."""
+    """Replace Constant nodes, where some exporters keep weights, with initializers that can be trained.
+
+    PyTorch's exporters keep weights in initializers, and in Constant nodes what is no parameter.
+    """
     nodes, weights = model.graph.node, list[onnx.TensorProto]()
+    if model.producer_name == "pytorch" and any(tensor.data_type in FLOATS for tensor in model.graph.initializer):
+        return model
     for place, node in reversed(list(enumerate(nodes))):
         held = {attribute.name: attribute for attribute in node.attribute} if node.op_type == "Constant" else {}
         weight = onnx.TensorProto()

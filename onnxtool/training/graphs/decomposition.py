@@ -144,6 +144,8 @@ def separate_statistics(model: onnx.ModelProto) -> None:
                 graph.node.remove(copies.pop(name))
             elif name in tensors and readers[name] > 1:
                 name = f"{node.input[1].removesuffix('.weight')}.{kind}"
+                if name != source and name in tensors:  # of another one with the same scale
+                    name = f"{node.output[0]}.{kind}"
             if name not in tensors and source in tensors:
                 graph.initializer.append(tensors[source])
                 graph.initializer[-1].name = node.input[place] = name

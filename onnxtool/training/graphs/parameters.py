@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -82,9 +82,9 @@ def matchable_parameters(model: onnx.ModelProto, parameters: Sequence[str] | Non
     ]
 
 
-def single_numbers(model: onnx.ModelProto, selection: Selection) -> list[str]:
-    """Return numbers in formulas that are neither trained nor frozen, except those with exporter-generated names."""
-    known = {*selection.trained, *selection.frozen, *matchable_parameters(model)}
+def single_numbers(model: onnx.ModelProto, selection: Selection, others: Collection[str] = ()) -> list[str]:
+    """Return numbers in formulas that are neither trained, frozen nor `others`, unless an exporter made up the name."""
+    known = {*selection.trained, *selection.frozen, *matchable_parameters(model), *others}
     read = {name for node in model.graph.node if node.op_type in ("Add", "Div", "Mul", "Sub") for name in node.input}
     return [
         tensor.name

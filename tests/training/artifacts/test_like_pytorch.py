@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
 
-from onnxtool.errors import InputError
+from onnxtool.errors import ArtifactError, InputError
 from onnxtool.training import artifacts
 from onnxtool.training.api import CheckpointState, Module
 from tests.graphs import of_text
@@ -25,43 +27,46 @@ class Equal(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7, 6, padding_idx=2)
-        self.batch = nn.BatchNorm1d(6)
-        self.first, self.second = nn.LayerNorm(6), nn.LayerNorm(6)
+        self.batch, self.group = nn.BatchNorm1d(6), nn.GroupNorm(2, 6)
+        self.first, self.second, self.layer = nn.LayerNorm(6), nn.LayerNorm(6), nn.Linear(6, 6)
         self.head = nn.Linear(6, 3)
         nn.init.zeros_(self.head.bias)
+        nn.init.zeros_(self.layer.bias)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Normalize three times: [N, S] to [N, 3]."""
-        x = self.batch(functional.silu(self.embedding(ids)).mean(1))
-        return self.head(self.second(functional.silu(self.first(x))))
+        """Normalize four times, and multiply by one layer twice: [N, S] to [N, 3]."""
+        x = self.group(functional.silu(self.batch(functional.silu(self.embedding(ids)).mean(1))))
+        x = self.first(functional.silu(self.layer(functional.silu(self.layer(x)))))
+        return self.head(self.second(functional.silu(x)))
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Equal, Path]:
+def export(network: nn.Module, path: Path, *inputs: torch.Tensor, dynamo: bool = True) -> None:
+    """Write the file of a network with one of torch's exporters, whose first axis is dynamic."""
+    axes = {"dynamic_shapes": ({0: torch.export.Dim("N")},)} if dynamo else {"dynamic_axes": {"ids": {0: "N"}}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporters, about PyTorch itself
+        torch.onnx.export(network.eval(), inputs, path, dynamo=dynamo, input_names=["ids"], verbose=False, **axes)
+
+
+@pytest.fixture(scope="module", params=["dynamo", "torchscript"])
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Equal, Path]:
     """Return a new network, and the file that torch's exporter writes of it, which holds equal tensors once."""
     torch.manual_seed(0)
-    network, path = Equal().eval(), tmp_path_factory.mktemp("equal") / "m.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about PyTorch itself
-        torch.onnx.export(
-            network,
-            (torch.tensor([[0, 1, 2], [3, 2, 2]]),),
-            path,
-            dynamo=True,
-            input_names=["ids"],
-            dynamic_shapes=({0: torch.export.Dim("N")},),
-            verbose=False,
-        )
+    network, path = Equal(), tmp_path_factory.mktemp("equal") / "m.onnx"
+    export(network, path, torch.tensor([[0, 1, 2], [3, 2, 2]]), dynamo=request.param == "dynamo")
+    if request.param == "torchscript":
+        network.embedding.padding_idx = None  # which its files do not have
     return network, path
 
 
 def test_parameters_that_start_equal_are_trained_apart(exported: tuple[Equal, Path], tmp_path: Path) -> None:
-    """The losses of four steps are PyTorch's, and so are the names; the padding row is not trained."""
+    """The losses of four steps are PyTorch's, and so are the names; a padding row that the file has is not trained."""
     network, path = exported
     report = make(tmp_path, path, loss=artifacts.LossType.MSELoss, optimizer=artifacts.OptimType.SGD, require_all=True)
-    named = {name for name, _ in network.named_parameters() if not name.startswith("head.weight")}
+    named = {name for name, _ in network.named_parameters() if name.endswith("bias")}
     assert named <= set(report.trained)
-    assert len(report.trained) == len(named) + 1
+    assert len(report.trained) == len(list(network.parameters()))
+    assert any("padding" in note for note in report.notes) == (network.embedding.padding_idx is None)
     ids, target = torch.tensor([[0, 1, 2], [3, 2, 2], [5, 6, 2]]), torch.randn(3, 3)
     _, module, step = load(tmp_path)
     step.set_learning_rate(0.1)
@@ -77,15 +82,52 @@ def test_parameters_that_start_equal_are_trained_apart(exported: tuple[Equal, Pa
         np.testing.assert_allclose(ours, theirs.item(), rtol=1e-4)
 
 
-@pytest.mark.parametrize("number", [-1, -100, 7])
-def test_ids_outside_of_the_table_are_refused(exported: tuple[Equal, Path], tmp_path: Path, number: int) -> None:
+def test_what_an_exporter_computed_from_parameters_is_named(tmp_path: Path) -> None:
+    """It folds a normalization into the layer before it, and the norm of a weight; buffers are no parameters."""
+    network = nn.Sequential(weight_norm(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    network.register_buffer("other", torch.randn(4))
+    network.register_forward_hook(lambda module, _, output: output * module.other)
+    export(network, path := tmp_path / "m.onnx", torch.randn(2, 4))
+    notes = make(tmp_path / "made", path).notes
+    assert any(note.startswith("3.weight, 3.bias not trained") for note in notes)
+    assert any(note.startswith("0.parametrizations.weight.original0, 0.parametrizations") for note in notes)
+    assert len(notes) == 2
+    with pytest.raises(ArtifactError, match="as require_all asks: "):
+        make(tmp_path / "made", path, require_all=True)
+
+
+def test_biases_of_files_without_names_belong_to_their_matrices(tmp_path: Path) -> None:
+    """Equal ones of two layers are two; equal scales may be of one normalization, which a note says."""
+    draw = np.random.default_rng(0)
+    weights = {name: draw.standard_normal((4, 4)).astype(np.float32) for name in ("v", "w")}
+    weights |= {"zeros": np.zeros(4, np.float32), "ones": np.ones(4, np.float32)}
+    body = """a = Gemm(x, v, zeros) b = LayerNormalization(a, ones) c = MatMul(b, w) d = Add(c, zeros)
+        y = LayerNormalization(d, ones)"""
+    report = make(tmp_path, of_text(f"g (float[N, 4] x) => (float[N, 4] y) {{ {body} }}", weights))
+    assert sorted(report.trained) == ["ones", "v", "w", "w.bias", "zeros"]
+    assert report.notes == ("ones is read in several places, and trained as one tensor in some",)
+
+
+def test_texts_longer_than_the_positions_are_refused(tmp_path: Path) -> None:
+    """With the limit, which no name in the graph has to tell."""
+    body = """zero = Constant <value_ints=[0]> () size = Shape <start=1> (x) e = Slice(p, zero, size) y = Add(x, e)"""
+    table = {"p": np.arange(6, dtype=np.float32)}
+    make(
+        tmp_path, of_text(f"g (float[N, S] x) => (float[N, S] y) {{ {body} }}", table), loss=artifacts.LossType.MSELoss
+    )
+    _, module, _ = load(tmp_path)
+    for mode in (True, False):
+        with pytest.raises(InputError, match=r"input x .*has the size 9 in axis 1, and the model takes 6 at most"):
+            module.train(mode)(np.zeros((2, 9), np.float32), np.zeros((2, 9), np.float32))
+
+
+def test_ids_outside_of_the_table_are_refused(exported: tuple[Equal, Path], tmp_path: Path) -> None:
     """ONNX counts negative indices from the last row."""
     make(tmp_path, exported[1], loss=artifacts.LossType.MSELoss)
     _, module, _ = load(tmp_path)
-    ids = np.array([[0, 1, 2], [3, 2, number]])
-    for mode in (True, False):
+    for number, mode in itertools.product((-1, -100, 7), (True, False)):
         with pytest.raises(InputError, match=rf"input ids .*index {number}, .*7 rows"):
-            module.train(mode)(ids, np.zeros((2, 3), np.float32))
+            module.train(mode)(np.array([[0, 1, 2], [3, 2, number]]), np.zeros((2, 3), np.float32))
 
 
 def test_labels_of_another_number_than_the_rows_are_refused(tmp_path: Path) -> None:
