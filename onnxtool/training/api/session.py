@@ -5,8 +5,10 @@ All other inputs and outputs are bound by name for each run.
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -257,6 +259,40 @@ class BoundSession:
                         f"its shape is {declared}",
                     )
 
+    def _require_length(self) -> None:
+        """Refuse inputs that fail and would not if they were shorter, such as texts of more tokens than positions.
+
+        Raises:
+            InputError: there is such an axis; the longest size that runs is named.
+        """
+        arrays = {name: fed if isinstance(fed, np.ndarray) else fed.numpy() for name, fed in self._fed.items()}
+        lengths: dict[int, dict[str, int]] = defaultdict(dict)  # inputs and their axes, by size
+        for name, array in arrays.items():
+            for axis, known in enumerate(self._inputs[name].shape):
+                if axis and not isinstance(known, int):
+                    lengths[array.shape[axis]][name] = axis
+        others = {name: value.shape for name, value in self._inputs.items() if name not in arrays}
+        arrays |= {name: np.zeros(shape, np.float32) for name, shape in others.items()}
+
+        def fails(size: int) -> bool:
+            cut = {name: arrays[name].swapaxes(0, axis)[:size].swapaxes(0, axis) for name, axis in axes.items()}
+            try:
+                self._session.run(self.output_names[:1], {**arrays, **cut})
+            except Exception:  # noqa: BLE001 - onnxruntime has no exception class for this
+                return True
+            return False
+
+        for size, axes in lengths.items():
+            shorter = next((size >> half for half in range(1, size.bit_length()) if not fails(size >> half)), None)
+            if shorter is not None:
+                most = bisect.bisect(range(size), False, lo=shorter, key=fails) - 1
+                name, axis = next(iter(axes.items()))
+                raise InputError(
+                    f"the input {name} of {self.path} has the size {size} in axis {axis}, and the model takes {most} "
+                    "at most",
+                    "cut it, for example with the tokenizer's max_length",
+                )
+
     def _check_ids(self, name: str, ids: NDArray[Any]) -> None:
         """Refuse indices that PyTorch refuses: ONNX counts negative ones from the last row."""
         rows = self._ids[name]
@@ -302,6 +338,7 @@ class BoundSession:
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:  # onnxruntime has no exception class for this
+            self._require_length()
             raise SessionError(
                 f"onnxruntime cannot run {self.path}: {first_line(error)}", "look at the shapes of the inputs"
             ) from error

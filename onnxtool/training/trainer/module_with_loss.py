@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.exc import TorchRuntimeError
 
 from onnxtool.errors import InputError, TrainingError
 from onnxtool.options import Option, checked
@@ -263,7 +264,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
         if "_compiled" not in self.__dict__:
             settle_problem_type(self.module, self.compute_loss, inputs)
             self.__dict__["_compiled"] = torch.compile(
-                self._loss if self.encoder is None else self.encoder.model_forward,
+                self._plain,
                 backend=self.backend,
                 dynamic=self._dynamic,
                 isolate_recompiles=True,  # graphs are counted per module, see `_compiled_whole`
@@ -304,7 +305,16 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         with _compiled_whole(self._overlap_exchange):
-            return self._compiled(*args, **kwargs)
+            try:
+                return self._compiled(*args, **kwargs)
+            except TorchRuntimeError:  # the model cannot take these inputs: let PyTorch say why
+                self._plain(*args, **kwargs)
+                raise
+
+    @property
+    def _plain(self) -> Callable[..., Any]:
+        """What is compiled."""
+        return self._loss if self.encoder is None else self.encoder.model_forward
 
     def _loss_of_embeddings(
         self, encoder: GradientCache, inputs: Batch, return_outputs: bool, num_items: torch.Tensor | None

@@ -16,6 +16,23 @@ from onnxtool.training.trainer.ort_trainer import check_distribution, check_requ
 from tests.training.trainer.trainers import classified, classifier, trainer_of
 
 
+def test_a_text_longer_than_the_positions_is_pytorchs_error() -> None:
+    """Not that of its compiler, which stops first."""
+
+    class Positions(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(6, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table[: x.shape[1]]
+
+    model = ModuleWithLoss(Positions(), compute_loss=lambda model, inputs, *_: model(inputs["x"]).sum())
+    with pytest.raises(RuntimeError) as failure:
+        model({"x": torch.randn(2, 9, 4)})
+    assert type(failure.value) is RuntimeError
+
+
 def test_torch_compile_cannot_be_asked_for_as_well(tmp_path: Path) -> None:
     """Two compilers of one step."""
     with pytest.raises(TrainingError, match="'inductor'") as failure:
