@@ -126,17 +126,18 @@ def _phone_blocks(build: PhoneBuild | None) -> list[Block]:
 
 
 def _proof_blocks(proof: ArtifactVerification | None) -> list[Block]:
-    """Describe how far one training step from the written files differs from PyTorch."""
+    """Describe how far three training steps from the written files differ from PyTorch."""
     if proof is None:
         return [Note("loss and gradients were not compared with PyTorch: this takes --model_name, without --no_verify")]
     facts = [
-        ("Verified against", f"{proof.reference} in PyTorch, one step from the written files"),
+        ("Verified against", f"{proof.reference} in PyTorch, three steps from the written files"),
         ("Loss", f"{proof.loss:.6g}, PyTorch {proof.reference_loss:.6g}, relative difference {proof.loss_error:.1e}"),
         ("Loss of the eval model", f"relative difference {proof.eval_loss_error:.1e}"),
         (
             f"Gradients of {proof.num_gradients} parameters",
             f"largest relative difference {proof.gradient_error:.1e} ({proof.worst_parameter})",
         ),
+        ("Changes by the optimizer", f"largest relative difference {proof.update_error:.1e}"),
         ("Allowed", f"{proof.tolerance:g} each"),
     ]
     if proof.own_loss is not None:

@@ -22,7 +22,12 @@ from onnxtool.training.artifacts.generation import (
     make_artifacts,
     plan_artifacts,
 )
-from onnxtool.training.artifacts.verification import ArtifactVerification, LossSetting, verify_artifacts
+from onnxtool.training.artifacts.verification import (
+    ArtifactVerification,
+    LossSetting,
+    OptimizerSetting,
+    verify_artifacts,
+)
 from onnxtool.training.graphs.rows import IGNORE_INDEX
 from onnxtool.training.options import NONE, LossType, PreparationOptions, TrainingTarget
 
@@ -77,7 +82,9 @@ def make_checkpoint_artifacts(options: PreparationOptions, forward: Forward) -> 
     is_verifiable = options.loss != NONE and len(loss_inputs) == 1 and setting.output in forward.outputs
 
     def verify(folder: Path) -> ArtifactVerification | None:
-        return verify_artifacts(folder, options.prefix, forward.reference, setting)
+        optimizer = OptimizerSetting(options.optimizer, options.weight_decay, options.max_grad_norm)
+        written = None if options.optimizer == NONE else optimizer
+        return verify_artifacts(folder, options.prefix, forward.reference, setting, written)
 
     made = replace(
         _artifact_options(options, setting, forward.path, loss_inputs),

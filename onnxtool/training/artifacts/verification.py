@@ -1,14 +1,15 @@
-"""Verify that artifacts compute PyTorch's loss and gradients, by running them before they are moved into place.
+"""Verify that artifacts train as PyTorch does, by three steps with them before they are moved into place.
 
-In the reference, dropout is enabled and scales its input but drops nothing. This way both sides need no shared random
-numbers, and a missing scale in the backward pass is detected. Letters: B samples, S tokens, C classes.
+Each step compares losses, gradients and the new parameters, from which both sides start the next one. In the reference,
+dropout is enabled and scales its input but drops nothing. This way both sides need no shared random numbers, and a
+missing scale in the backward pass is detected. Letters: B samples, S tokens, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,25 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from onnxtool.errors import ArtifactError
-from onnxtool.runtime.session import open_session
+from onnxtool.runtime.session import Session, open_session
 from onnxtool.training.checkpoints.checkpoint import load_checkpoint
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.names import (
+    GRADIENTS,
     LAZY_RESET,
+    LEARNING_RATE,
+    PARAMETERS,
+    STEP,
     accumulated_name,
     buffer_name,
     inputs_with_gradient,
     parameter_of_buffer,
+    updated_name,
 )
 
 _SEED = 20
+_STEPS = 3
+_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,15 @@ class LossSetting:
     class_axis: int = -1
     ignore_index: int | None = None
     shift: bool = False
+
+
+@dataclass(frozen=True)
+class OptimizerSetting:
+    """An optimizer, a member of OptimType, and its options."""
+
+    name: str
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -124,6 +141,16 @@ class TorchModel:
             if leaf.grad is not None
         }
         return TorchStep(labels.numpy(), loss.item(), eval_loss, own, gradients)
+
+    def load(self, parameters: Mapping[str, NDArray[Any]], adapters: Mapping[str, Any]) -> None:
+        """Set parameters and adapters."""
+        import torch
+
+        known = {**dict(self.model.named_parameters(remove_duplicate=False)), **adapters}
+        with torch.no_grad():
+            for name, array in parameters.items():
+                known[name].copy_(torch.from_numpy(array))
+                known[name].grad = None
 
     def _output(self, name: str, sample: Mapping[str, Any]) -> Any:
         result = self.model(**sample)
@@ -221,6 +248,7 @@ TOLERANCE = 1e-3
 # A gradient that is zero apart from rounding, such as the gradient of the key bias in attention, is compared relative
 # to this fraction of the network's largest gradient.
 _SMALL = 1e-2
+_USUAL = 8.0  # times the median: the usual elements
 _RANDOM = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 )
@@ -236,8 +264,9 @@ class ArtifactVerification:
         reference_loss: PyTorch's loss.
         loss_error: error of the loss in training mode.
         eval_loss_error: error of the eval model's loss.
-        gradient_error: the largest element error divided by the largest element, maximum over all gradients.
+        gradient_error: the largest error of an element divided by it, or by the usual ones of its gradient.
         worst_parameter: the parameter or input with this error.
+        update_error: the same of the changes that the optimizer makes; 0 without one.
         num_gradients: number of parameters and inputs compared.
         tolerance: the largest accepted error.
         own_loss: the model's own loss for the same labels, in eval mode; None if it computes none.
@@ -252,6 +281,7 @@ class ArtifactVerification:
     gradient_error: float
     worst_parameter: str
     num_gradients: int
+    update_error: float
     tolerance: float
     own_loss: float | None
     own_loss_error: float
@@ -259,15 +289,17 @@ class ArtifactVerification:
     @property
     def passed(self) -> bool:
         """Whether all errors are within the tolerance."""
-        errors = (self.loss_error, self.eval_loss_error, self.gradient_error)
+        errors = (self.loss_error, self.eval_loss_error, self.gradient_error, self.update_error)
         return all(error <= self.tolerance for error in errors)  # False for NaN
 
 
-def verify_artifacts(folder: Path, prefix: str, model: TorchModel, setting: LossSetting) -> ArtifactVerification | None:
-    """Compare the training and eval models in `folder` with PyTorch; dropout scales but drops nothing.
+def verify_artifacts(
+    folder: Path, prefix: str, model: TorchModel, setting: LossSetting, optimizer: OptimizerSetting | None = None
+) -> ArtifactVerification | None:
+    """Compare three steps of the models in `folder` with PyTorch's; dropout scales but drops nothing.
 
     Returns:
-        The differences; None if the model draws random numbers outside Dropout.
+        The largest differences; None if the model draws random numbers outside Dropout.
 
     Raises:
         ArtifactError: they exceed the tolerance.
@@ -283,23 +315,91 @@ def verify_artifacts(folder: Path, prefix: str, model: TorchModel, setting: Loss
     if lora is not None:  # B starts at zero, and therefore so does the gradient of A
         draw = np.random.default_rng(0)
         values |= {one.up: draw.uniform(-0.1, 0.1, values[one.up].shape).astype(np.float32) for one in lora.adapters}
-    with adapted(model, lora, values) as adapters:
-        step = model.step(setting, checkpoint.trainable, inputs, adapters)
     feeds = {**model.inputs(), **values}
     with_gradient = (*checkpoint.trainable, *inputs)
     feeds |= {buffer_name(name): np.zeros_like(feeds[name]) for name in with_gradient}
     feeds[LAZY_RESET] = np.array([True])
     path = folder / f".{prefix}verification.onnx"
     onnx.save(training, path)
-    found = _run(path, feeds, step.labels)
+    models = [open_session(one, provider="cpu", frugal=True) for one in (path, folder / f"{prefix}eval_model.onnx")]
     path.unlink()
-    evaluated = _run(folder / f"{prefix}eval_model.onnx", feeds, step.labels)
-    loss, eval_loss = (float(next(iter(outputs.values())).reshape(-1)[0]) for outputs in (found, evaluated))
-    gradients = {name: found[accumulated_name(name)] for name in with_gradient}
-    result = _compare(type(model.model).__name__, (loss, eval_loss), gradients, step)
+    updates = _Updates(
+        folder / f"{prefix}optimizer_model.onnx", optimizer, {n: values[n] for n in checkpoint.trainable}
+    )
+    results = list[ArtifactVerification]()
+    with adapted(model, lora, values) as adapters:
+        for _ in range(_STEPS):
+            step = model.step(setting, checkpoint.trainable, inputs, adapters)
+            found, evaluated = (_run(session, feeds, step.labels) for session in models)
+            loss, eval_loss = (float(next(iter(outputs.values())).reshape(-1)[0]) for outputs in (found, evaluated))
+            gradients = {name: found[accumulated_name(name)] for name in with_gradient}
+            feeds |= {name: found[updated_name(name)] for name in checkpoint.frozen if updated_name(name) in found}
+            parameters, error = updates.step({name: gradients[name] for name in checkpoint.trainable})
+            feeds |= parameters
+            model.load(parameters, adapters)
+            results.append(_compare(type(model.model).__name__, (loss, eval_loss), gradients, step, error))
+        model.load(checkpoint.trainable, adapters)
+    result = _worst(results)
     if not result.passed:
         raise ArtifactError(_describe(result), "report it with the checkpoint; --no_verify writes the artifacts anyway")
     return result
+
+
+class _Updates:
+    """Steps of the optimizer model, and of PyTorch's optimizer in float64 on the same gradients.
+
+    Without an optimizer model, steps are those of SGD, and are not compared.
+    """
+
+    def __init__(self, path: Path, setting: OptimizerSetting | None, parameters: Mapping[str, NDArray[Any]]) -> None:
+        import torch
+
+        self._shapes = {name: array.shape for name, array in parameters.items()}
+        flat = _flat(parameters)
+        self._setting = setting or OptimizerSetting("SGD")
+        self._tensor = torch.tensor(flat, dtype=torch.float64)
+        kind = torch.optim.AdamW if self._setting.name == "AdamW" else torch.optim.SGD
+        extra = {"eps": 1e-6} if kind is torch.optim.AdamW else {}
+        self._optimizer = kind([self._tensor], lr=_RATE, weight_decay=self._setting.weight_decay, **extra)
+        self._session = None if setting is None or not flat.size else open_session(path, provider="cpu", frugal=True)
+        names = () if self._session is None else self._session.input_names
+        self._feeds = {name: np.zeros((1, flat.size), np.float32) for name in names} | {
+            PARAMETERS: flat[None],
+            LEARNING_RATE: np.array([_RATE], np.float32),
+            STEP: np.array([0]),
+        }
+
+    def step(self, gradients: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], float]:
+        """Return the new parameters, and the largest error of the optimizer model's."""
+        import torch
+
+        flat = _flat(gradients)
+        if not flat.size:
+            return {}, 0.0
+        before = self._tensor.clone()
+        self._tensor.grad = torch.tensor(flat, dtype=torch.float64)
+        if self._setting.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_([self._tensor], self._setting.max_grad_norm)
+        self._optimizer.step()
+        wanted, changes = self._tensor.numpy(), (self._tensor - before).numpy()
+        error = 0.0
+        if self._session is not None:
+            self._feeds |= {GRADIENTS: flat[None], STEP: self._feeds[STEP] + 1}
+            found = self._session.run({name: self._feeds[name] for name in self._session.input_names})
+            self._feeds |= {name.removesuffix("_out"): array for name, array in found.items()}
+            rounding = 2.0**-22 * np.abs(wanted)
+            beyond = np.maximum(np.abs(found[updated_name(PARAMETERS)][0] - wanted) - rounding, 0)
+            error = _largest(beyond, changes, _SMALL * float(np.abs(changes).max()))
+        self._feeds[PARAMETERS] = wanted.astype(np.float32)[None]
+        sizes = [int(np.prod(shape)) for shape in self._shapes.values()]
+        parts = np.split(self._feeds[PARAMETERS][0], np.cumsum(sizes)[:-1])
+        return {
+            name: part.reshape(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)
+        }, error
+
+
+def _flat(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    return np.concatenate([np.zeros(0, np.float32), *(array.reshape(-1) for array in arrays.values())])
 
 
 def replace_dropout(model: onnx.ModelProto) -> None:
@@ -319,22 +419,28 @@ def replace_dropout(model: onnx.ModelProto) -> None:
             model.graph.node.append(helper.make_node("Equal", [node.input[0]] * 2, node.output[1:2]))
 
 
-def _run(path: Path, feeds: Mapping[str, NDArray[Any]], labels: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    session = open_session(path, provider="cpu", frugal=True)
+def _run(session: Session, feeds: Mapping[str, NDArray[Any]], labels: NDArray[Any]) -> dict[str, NDArray[Any]]:
     known = {name for name in session.input_names if name in feeds or parameter_of_buffer(name)}
     added = [name for name in session.input_names if name not in known]
     return session.run({name: feeds.get(name, labels) for name in (*known, *added)})
 
 
+def _largest(errors: NDArray[Any], expected: NDArray[Any], least: float) -> float:
+    """Return the largest error relative to its element, or to the usual ones: a few large ones must not hide others."""
+    magnitudes = np.abs(expected)
+    usual = _USUAL * float(np.median(magnitudes[magnitudes > 0])) if magnitudes.any() else 0.0
+    scales = np.maximum(magnitudes, max(min(usual, float(magnitudes.max(initial=0.0))), least))
+    return float((errors / scales).max(initial=0.0))
+
+
 def _compare(
-    reference: str, losses: tuple[float, float], gradients: Mapping[str, NDArray[Any]], step: TorchStep
+    reference: str, losses: tuple[float, float], gradients: Mapping[str, NDArray[Any]], step: TorchStep, update: float
 ) -> ArtifactVerification:
     expected = {name: step.gradients.get(name, np.zeros_like(array)) for name, array in gradients.items()}
-    largest = {name: float(np.abs(array).max(initial=0.0)) for name, array in expected.items()}
-    least = max(_SMALL * max(largest.values(), default=0.0), float(np.finfo(np.float32).tiny))
+    largest = max((float(np.abs(array).max(initial=0.0)) for array in expected.values()), default=0.0)
+    least = max(_SMALL * largest, float(np.finfo(np.float32).tiny))
     errors = {
-        name: float(np.abs(array - expected[name]).max(initial=0.0)) / max(largest[name], least)
-        for name, array in gradients.items()
+        name: _largest(np.abs(array - expected[name]), expected[name], least) for name, array in gradients.items()
     }
     # NaN counts as the worst.
     worst = max(errors, key=lambda name: np.inf if np.isnan(errors[name]) else errors[name], default="")
@@ -347,9 +453,27 @@ def _compare(
         gradient_error=errors.get(worst, 0.0),
         worst_parameter=worst,
         num_gradients=len(errors),
+        update_error=update,
         tolerance=TOLERANCE,
         own_loss=step.own_loss,
         own_loss_error=0.0 if step.own_loss is None else _relative_error(losses[1], step.own_loss),
+    )
+
+
+def _worst(results: Sequence[ArtifactVerification]) -> ArtifactVerification:
+    """Return the first step with the largest errors of all; NaN is the largest."""
+
+    def most(name: str) -> float:
+        return float(np.max([getattr(result, name) for result in results]))
+
+    worst = next((one for one in results if not one.gradient_error < most("gradient_error")), results[0])
+    return replace(
+        results[0],
+        worst_parameter=worst.worst_parameter,
+        loss_error=most("loss_error"),
+        eval_loss_error=most("eval_loss_error"),
+        gradient_error=most("gradient_error"),
+        update_error=most("update_error"),
     )
 
 
@@ -362,5 +486,6 @@ def _describe(result: ArtifactVerification) -> str:
         f"the artifacts differ from {result.reference} in PyTorch: the loss is {result.loss:.6g} instead of "
         f"{result.reference_loss:.6g}, a relative error of {result.loss_error:.2g} (eval model "
         f"{result.eval_loss_error:.2g}); the gradient of {result.worst_parameter} has a relative error of "
-        f"{result.gradient_error:.2g}; the tolerance is {result.tolerance:g}"
+        f"{result.gradient_error:.2g}, the optimizer's changes {result.update_error:.2g}; the tolerance is "
+        f"{result.tolerance:g}"
     )

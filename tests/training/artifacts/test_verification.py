@@ -1,0 +1,70 @@
+"""The verification of artifacts fails where they train otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from torch import nn
+
+from onnxtool.errors import ArtifactError
+from onnxtool.training.artifacts.verification import LossSetting, OptimizerSetting, TorchModel, verify_artifacts
+from onnxtool.training.graphs.names import LEARNING_RATE, accumulated_name
+from tests.training.small_models import batch, make, parameters_of, perceptron
+
+
+class Perceptron(nn.Module):
+    """The perceptron in PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(5, 7), nn.Linear(7, 3)
+        self.load_state_dict({name: torch.tensor(array) for name, array in parameters_of(perceptron()).items()})
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the logits."""
+        return {"logits": self.fc2(self.fc1(x).relu())}
+
+
+def scale(path: Path, name: str, factor: float) -> None:
+    """Multiply an input or output of a model by a number."""
+    model = onnx.load(path)
+    graph, raw = model.graph, f"{name}/raw"
+    is_input = any(value.name == name for value in graph.input)
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [raw if one == name else one for one in names]
+    product = helper.make_node("Mul", [*([name] if is_input else [raw]), "factor"], [raw if is_input else name])
+    graph.node.insert(0 if is_input else len(graph.node), product)
+    graph.initializer.append(numpy_helper.from_array(np.array([factor], np.float32), "factor"))
+    onnx.save(model, path)
+
+
+FAULTS = {
+    "none": ("training_model.onnx", accumulated_name("fc2.bias"), 1.0, ""),
+    "gradient": ("training_model.onnx", accumulated_name("fc2.bias"), 1.01, "gradient of fc2.bias .* error of 0.01"),
+    "not trained": ("training_model.onnx", accumulated_name("fc1.weight"), 0.0, "gradient of fc1.weight .* error of 1"),
+    "rate": ("optimizer_model.onnx", LEARNING_RATE, 1.1, "optimizer's changes 0.1"),
+    "parameters": ("optimizer_model.onnx", "params_out", 1.0001, "optimizer's changes"),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_three_steps_are_those_of_pytorch(tmp_path: Path, kind: str) -> None:
+    """Or the error says what differs."""
+    file, name, factor, message = FAULTS[kind]
+    make(tmp_path, perceptron())
+    scale(tmp_path / file, name, factor)
+    reference = TorchModel(Perceptron(), {"x": torch.tensor(batch()[0])})
+    setting, optimizer = LossSetting("CrossEntropyLoss", "logits", class_axis=1), OptimizerSetting("AdamW")
+    if not message:
+        found = verify_artifacts(tmp_path, "", reference, setting, optimizer)
+        assert found is not None
+        assert 0 < max(found.gradient_error, found.update_error) < 1e-4
+        return
+    with pytest.raises(ArtifactError, match=message):
+        verify_artifacts(tmp_path, "", reference, setting, optimizer)
