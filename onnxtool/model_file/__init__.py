@@ -156,6 +156,7 @@ class Staging:
         root: the folder that `folder` is merged into: the graph file's folder, or one above it.
         obsolete: files to remove with the commit, such as sidecar files of the replaced model.
         obsolete_data: external data to remove with the graph that refers to it.
+        manifest: a file with the digests of all others, which is there before them and goes after them.
     """
 
     def __init__(self, folder: Path, output: Path, root: Path) -> None:
@@ -164,6 +165,7 @@ class Staging:
         self.root = root
         self.obsolete: list[Path] = []
         self.obsolete_data: list[Path] = []
+        self.manifest: Path | None = None
 
     @property
     def model_path(self) -> Path:
@@ -383,6 +385,7 @@ def _commit(staging: Staging, hidden: Path, *, force: bool) -> None:
     data = {graph.parent / name for graph, names in locations.items() for name in names}
     # Graphs come last but for their data, without which they cannot be opened: a run that replaces them finds it.
     files.sort(key=lambda file: (file in data, file == staging.model_path, file.suffix == ".onnx"))
+    files.sort(key=lambda file: file != staging.manifest)
     targets = {file: staging.root / file.relative_to(staging.folder) for file in files}
     if not force:
         _check_sidecar_files([pair for pair in targets.items() if pair[0] != staging.model_path])

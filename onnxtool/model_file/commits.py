@@ -55,15 +55,16 @@ def hidden_folder(root: Path, name: str) -> Iterator[Path]:
 
 
 def commit(hidden: Path, files: Sequence[Path], obsolete: Sequence[Path], obsolete_data: Sequence[Path]) -> None:
-    """Move `files`, given by their final paths, into place in this order, and remove obsolete ones, data first.
+    """Move `files`, given by their final paths, into place in this order, and old ones out in the opposite order.
 
     If the disk fails in between, the old files are moved back.
     """
     staged = {file: hidden / "files" / file.relative_to(hidden.parent) for file in files}
     for file in staged.values():
         force_to_disk(file)
-    known = dict.fromkeys((*obsolete_data, *files[::-1], *obsolete))
-    old = [file for file in known if os.path.lexists(file) and not file.is_dir()]
+    known = [*obsolete_data, *files[::-1]]
+    known[(place := max(1, len(known) - 1)) : place] = obsolete
+    old = [file for file in dict.fromkeys(known) if os.path.lexists(file) and not file.is_dir()]
     if len(files) == 1 and old in ([], [*files]):  # a rename alone is enough
         old = []
     moves = [(file, hidden / "replaced" / file.relative_to(hidden.parent)) for file in old]

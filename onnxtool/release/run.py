@@ -92,7 +92,7 @@ def _plan(output: Path, is_there: bool, change: str) -> str:
 
 
 def _holds_release(output: Path) -> bool:
-    """Return whether there is a release in a folder, once what a killed run left there is settled.
+    """Return whether there is a release in a folder, perhaps with a part of its files, which a killed run left.
 
     Raises:
         OutputExistsError: there is something else.
@@ -100,7 +100,7 @@ def _holds_release(output: Path) -> bool:
     """
     check_not_input(output)
     check_writable(output / FACTS_NAME, force=True)
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+    if not output.exists() or (output.is_dir() and not any(path.is_file() for path in output.rglob("*"))):
         return False
     if not (output / FACTS_NAME).is_file():
         raise OutputExistsError(f"{output} exists and is not a release", "name another output in the configuration")
@@ -123,7 +123,7 @@ def _write(config: ReleaseConfig, inputs: Mapping[str, str]) -> ReleaseFacts:
     """Write the folder atomically: if interrupted, either the old release remains or the new one is complete."""
     output = config.output
     with staged(output / FACTS_NAME, force=True, root=output) as staging:
-        folder = staging.folder
+        folder, staging.manifest = staging.folder, staging.model_path
         with tempfile.TemporaryDirectory(prefix=".", dir=folder) as work:
             facts = make_contents(config, inputs, folder, Path(work))
         tell(f"writing {output}")

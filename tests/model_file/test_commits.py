@@ -49,10 +49,11 @@ def stopped_at(number: int, monkeypatch: pytest.MonkeyPatch, fault: OSError | No
         yield calls
 
 
-def write_set(folder: Path, content: dict[str, Any], *, force: bool = True) -> None:
+def write_set(folder: Path, content: dict[str, Any], *, force: bool = True, manifest: str = "") -> None:
     """Write a set with one command; a file that the new set lacks is obsolete."""
     check_writable(folder / "model.onnx", force=force)
     with staged(folder / "model.onnx", force=force) as staging:
+        staging.manifest = staging.folder / manifest
         for name, text in content.items():
             file = staging.folder / name
             file.parent.mkdir(exist_ok=True)
@@ -96,6 +97,20 @@ def test_a_kill_at_any_call_leaves_files_of_one_run(
         write_set(folder, NEW)
         assert set_in(folder) == NEW
         assert hidden_in(folder) == []
+        if len(calls) <= number:
+            break
+    assert number > 10
+
+
+def test_a_kill_leaves_no_file_without_its_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release is known by the file that states all digests."""
+    for number in range(100):
+        write_set(tmp_path, OLD, manifest="model/config.json")
+        with stopped_at(number, monkeypatch) as calls, suppress(Killed):
+            write_set(tmp_path, NEW, manifest="model/config.json")
+        found = set_in(tmp_path)
+        assert not found or "model/config.json" in found
+        assert any(found.items() <= one.items() for one in (OLD, NEW))
         if len(calls) <= number:
             break
     assert number > 10
