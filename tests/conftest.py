@@ -197,6 +197,6 @@ def minilm() -> Path:
 def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start no processes that encode, each of which takes seconds, where a test is of something else."""
     from onnxtool.encoding import workers
-    from tests.encoding.pool_here import PoolHere
+    from tests.encoding.pool_here import start_here
 
-    monkeypatch.setattr(workers, "ProcessPoolExecutor", PoolHere)
+    monkeypatch.setattr(workers, "start_process", start_here)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -75,8 +74,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.total = Event()
-        self._tell = listener()  # the starting thread's listener: workers report in other threads
-        self._lock = threading.Lock()
+        self._tell = listener()
         self.begin(0)
 
     def begin(self, total_bytes: int, done_bytes: int = 0, num_texts: int = 0) -> None:
@@ -87,27 +85,26 @@ class Tally:
         self._first: tuple[float, float] | None = None
 
     def add(self, event: Event) -> None:
-        """Add a worker's report, from any thread."""
-        with self._lock:
-            self.total = self.total.plus(event)
-            now = time.perf_counter()
-            share = min(1.0, (self._done_bytes + self.total.size_bytes) / self._total_bytes)
-            left = None
-            if self._first is None:
-                self._first = (now, share)
-            elif share > self._first[1]:
-                left = (now - self._first[0]) * (1 - share) / (share - self._first[1])
-            seconds = max(1e-9, now - self._start_s)
-            self._tell(
-                CorpusProgress(
-                    num_texts=self._num_before + self.total.texts,
-                    share=share,
-                    texts_per_s=self.total.texts / seconds,
-                    seconds_left=left,
-                    tokens_per_s=self.total.tokens / seconds,
-                    num_rejects=self.total.rejects,
-                )
+        """Add a worker's report."""
+        self.total = self.total.plus(event)
+        now = time.perf_counter()
+        share = min(1.0, (self._done_bytes + self.total.size_bytes) / self._total_bytes)
+        left = None
+        if self._first is None:
+            self._first = (now, share)
+        elif share > self._first[1]:
+            left = (now - self._first[0]) * (1 - share) / (share - self._first[1])
+        seconds = max(1e-9, now - self._start_s)
+        self._tell(
+            CorpusProgress(
+                num_texts=self._num_before + self.total.texts,
+                share=share,
+                texts_per_s=self.total.texts / seconds,
+                seconds_left=left,
+                tokens_per_s=self.total.tokens / seconds,
+                num_rejects=self.total.rejects,
             )
+        )
 
 
 class ProgressOptions(Options):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import sys
@@ -9,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from onnxtool.encoding.job import load_for_texts
 from onnxtool.encoding.locations import Location, parse_location
 from onnxtool.encoding.options import ProcessOptions, VectorOptions
 from onnxtool.encoding.progress import Event, OnEvent
-from onnxtool.encoding.workers import Opened, Worker
+from onnxtool.encoding.workers import LocalWorkers, Opened
 from onnxtool.errors import InputError, OnnxtoolError, imported
 from onnxtool.infer.chats import CUT
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
@@ -122,7 +124,7 @@ class RayWorkers:
         self._until_closed.close()
 
 
-_kept: dict[str, Worker] = {}
+_kept: dict[str, tuple[LocalWorkers, list[Event]]] = {}
 
 
 def _work(task: Task, number: int | None) -> Opened | Event:
@@ -130,8 +132,21 @@ def _work(task: Task, number: int | None) -> Opened | Event:
 
     The model runs in a child process, whose end is an error of the task; Ray would only repeat the task.
     """
-    worker = _kept.setdefault(repr(task), Worker(task, lambda _event: None))
-    return worker.open() if number is None else worker.encode(number)
+    key = repr(task)
+    if key not in _kept:
+        made: list[Event] = []
+        _kept[key] = LocalWorkers(task, ProcessOptions(processes=1, workers=task.workers), made.append), made
+        atexit.register(_kept[key][0].close)
+    workers, events = _kept[key]
+    events.clear()
+    try:
+        if number is None:
+            return workers.open()
+        workers.encode([number])
+    except BaseException:
+        workers.close()  # the next split begins with another process
+        raise
+    return reduce(Event.plus, events)
 
 
 # Options without meaning for pipeline tables, because they concern files or splits.

@@ -17,7 +17,8 @@ import pytest
 
 from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, corpus_status, encode_part, encode_parts
 from onnxtool.encoding.encoder import Task
-from onnxtool.encoding.workers import Worker
+from onnxtool.encoding.progress import Event
+from onnxtool.encoding.workers import LocalWorkers
 from onnxtool.errors import InputError, ModelFileError, SessionError
 from onnxtool.progress import listening
 from tests.encoding.corpora import (
@@ -66,7 +67,7 @@ def test_a_process_that_dies_is_an_error_that_names_the_texts(tmp_path: Path, mo
     for name, value in poisoned(tmp_path, code_of("os.abort()")).items():
         monkeypatch.setenv(name, value)
     place = tmp_path / "vectors"
-    with pytest.raises(SessionError, match="while it encoded shard part-00001, texts d37 to d52"):
+    with pytest.raises(SessionError, match="was ended by SIGABRT while it encoded shard part-00001, texts d37 to d52"):
         encode_part(model, corpus, place, OPTIONS, PartOptions(processes=1, workers=1))
     (tmp_path / "sitecustomize.py").unlink()
     before = corpus_status(place).num_texts
@@ -105,7 +106,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_the_next_one_resumes(tmp_path:
     thread = threading.Thread(target=kill)
     thread.start()
     run = RunOptions(processes=2, workers=1)
-    with pytest.raises(SessionError, match="an encoding process ended without an error while it "):
+    with pytest.raises(SessionError, match="an encoding process was ended by SIGKILL while it "):
         encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, run)
     ended.set()
     thread.join()
@@ -140,8 +141,7 @@ def test_a_driver_that_is_killed_leaves_its_workers_no_work(tmp_path: Path) -> N
 
 # How slow each of these is where a signal arrives, in the driver or in a worker.
 SLOW = {
-    "the launch of a process": ("concurrent.futures.process", "ProcessPoolExecutor._spawn_process", 1, "onnxtool"),
-    "the start of a thread": ("threading", "Thread.start", 1, "onnxtool"),
+    "the launch of a process": ("multiprocessing.process", "BaseProcess.start", 1, "onnxtool"),
     "a model that is loaded": ("pathlib", "Path.is_file", 60, "spawn_main"),
     "a record that is forced to the disk": ("os", "fsync", 1, "spawn_main"),
 }
@@ -199,19 +199,18 @@ def test_what_a_worker_meets_is_the_error_of_the_run(tmp_path: Path) -> None:
         encode_parts(model, corpus, tmp_path / "vectors", OPTIONS)
 
 
-def test_a_process_ends_when_it_is_told(tmp_path: Path) -> None:
-    """As an error of another worker, or an interruption, tells it; and it is waited for."""
+def test_processes_end_with_their_connections(tmp_path: Path) -> None:
+    """As after an error of another one, or an interruption; the next call starts another process."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(30))
-    task = Task(model, corpus, tmp_path / "vectors", OPTIONS, workers=1)
-    with closing(Worker(task, lambda _event: None)) as worker:
-        assert worker.open().missing[0] == 0
-        assert worker.encode(0).splits == 1
-        before = _workers()
-        worker.stop()
-        deadline = time.monotonic() + 30
-        while set(before) & set(_workers()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    task = Task(model, corpus, tmp_path / "vectors", OPTIONS)
+    events: list[Event] = []
+    with closing(LocalWorkers(task, RunOptions(processes=1, workers=1), events.append)) as workers:
+        assert workers.open().missing[0] == 0
+        assert _workers()
+        workers.close()
+        assert not _workers()
+        workers.encode([0])
+        assert sum(event.splits for event in events) == 1
 
 
 @pytest.mark.usefixtures("workers_here")
@@ -221,20 +220,3 @@ def test_an_engine_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"pip install 'onnxtool-cli\[ray\]'"):
         encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, RunOptions(engine="ray"))
-
-
-def test_a_thread_that_cannot_be_started_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other end of the pipe is closed, whatever fails before the process has it."""
-    usual = threading.Thread.start
-
-    def start(thread: threading.Thread) -> None:
-        if "_listen" in repr(thread):
-            raise RuntimeError("can't start new thread")
-        usual(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    task = Task(dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a"]), tmp_path / "v", OPTIONS, 1)
-    worker = Worker(task, lambda _event: None)
-    with pytest.raises(RuntimeError, match="start new thread"):
-        worker.open()
-    worker.close()
