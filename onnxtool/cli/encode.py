@@ -222,7 +222,6 @@ def _status_blocks(report: StatusReport) -> list[Block]:
     if report.seconds_left is not None:
         facts.append(("Time left", format_duration(report.seconds_left * 1e3)))
     if report.half_written:
-        count = len(report.half_written)
-        facts.append(("Half-written files", f"{count}, of workers that write or that were killed; merge removes them"))
+        facts.append(("Stages", f"{len(report.half_written)}, of workers that write or that were killed"))
     facts.append(("To do", report.to_do) if report.to_do else ("Merged", "yes" if report.merged else "not yet"))
     return [Facts(facts)]

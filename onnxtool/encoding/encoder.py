@@ -107,7 +107,6 @@ class SplitEncoder:
         try:
             with (
                 self.folder.writing(),
-                self.folder.staging() as staging,
                 closing(encode_windows(self.job.model, windows, self.job.plan, on_event, on_running)) as encoded,
             ):
                 for part in encoded:
@@ -119,9 +118,7 @@ class SplitEncoder:
                         continue
                     if part.rejects:
                         self._require_lenient(part.rejects[0], name.split)
-                    shard = shard or StagedShard(
-                        self.folder, staging, self.job.shard_format, name, self.job.description
-                    )
+                    shard = shard or StagedShard(self.folder, self.job.shard_format, name, self.job.description)
                     shard.append(part)
                     if part.window.digest:
                         written = ShardEntry(shard.commit(part.window.digest), ShardTexts.of(shard.documents))

@@ -1,8 +1,4 @@
-"""Read files from anywhere, and write them on this machine and in object stores.
-
-Files appear whole or not at all: on this machine they are written under a hidden name and renamed, in a store a single
-request writes them. Nothing is renamed in a store, and no multipart upload is started that could be left incomplete.
-"""
+"""List, read and remove files, on this machine or anywhere else."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ import re
 import shutil
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,18 +20,14 @@ from onnxtool.encoding import filesystems
 from onnxtool.encoding.filesystems import Entry as Entry
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.errors import InputError, OutputExistsError
-from onnxtool.interruption import remove_unfinished as remove_unfinished
 from onnxtool.interruption import temporary_folder
-from onnxtool.interruption import unfinished as unfinished
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.commits import folder_lock, force_to_disk
+from onnxtool.model_file.commits import folder_lock
 from onnxtool.model_file.metadata import PARTNER_KEY, READS_KEY
 from onnxtool.model_file.wire import read_structure
 
 START_AGAIN = "pass another --output, or start again with --force, which infer and encode run have"
 _READ_BYTES = 1 << 20
-# Held while hidden files are created in a folder, and by code that ends a process without leaving any.
-appearing = threading.Lock()
 _YOUNG_S = 60.0  # a newly created temporary folder may not have its lock yet
 # Files of tokenizers, configurations and pooling modules; weights in other formats are not needed.
 _FOLDERS = r"([^/]+/)?([^/]+_)?[0-9]+_[A-Za-z]+/"
@@ -92,54 +83,6 @@ def read_bytes(location: Location) -> bytes:
     return reading.read_bytes(location)
 
 
-def write(location: Location, content: bytes, token: str = "") -> None:
-    """Write a whole file, replacing an existing one; `token` distinguishes concurrent writers."""
-    if isinstance(location, Uri):
-        filesystems.put(location, content)
-        return
-    location.parent.mkdir(exist_ok=True)
-    path = staged(location, token)
-    with written(path, content):
-        force_to_disk(path)
-        path.replace(location)
-        force_to_disk(location.parent)
-
-
-@contextmanager
-def written(path: Path, content: bytes) -> Iterator[None]:
-    """Write a file under its hidden name, to be renamed in the block or afterwards; links there are not followed."""
-    with appearing:
-        path.unlink(missing_ok=True)
-        try:
-            with path.open("xb") as file:
-                file.write(content)
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def create(location: Location, content: bytes, token: str = "") -> bool:
-    """Write a file that only one writer may create; return whether it has this content now.
-
-    If the file exists, a store refuses the request, and a disk refuses the link.
-    `token` distinguishes concurrent writers.
-    """
-    if isinstance(location, Uri):
-        return filesystems.put(location, content, only_once=True) or read_bytes(location) == content
-    path = staged(location, token)
-    path.parent.mkdir(exist_ok=True)
-    with written(path, content):
-        force_to_disk(path)
-        try:
-            os.link(path, location)
-        except FileExistsError:
-            return reading.read_bytes(location) == content
-        except OSError:  # a filesystem without links
-            path.replace(location)
-        force_to_disk(location.parent)
-        return True
-
-
 def remove(locations: Iterable[Location]) -> None:
     """Remove files; missing ones are ignored."""
     uris = []
@@ -169,11 +112,6 @@ def on_this_machine(location: Location) -> Iterator[Path]:
         path = folder / location.name
         filesystems.download(location, path)
         yield path
-
-
-def staged(path: Path, token: str = "") -> Path:
-    """Return a file's temporary path before renaming; `token` distinguishes concurrent writers."""
-    return path.with_name(f".{path.name}{token and f'.{token}'}.partial")
 
 
 @contextmanager

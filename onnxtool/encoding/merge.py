@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.text_files import FIELDS_PAGE
-from onnxtool.encoding.files import START_AGAIN, Entry, on_this_machine, read_bytes, remove, staged, write
+from onnxtool.encoding.files import START_AGAIN, Entry, on_this_machine, read_bytes, remove
 from onnxtool.encoding.locations import OutputLocation, Uri
 from onnxtool.encoding.manifest import Manifest, read_manifest
 from onnxtool.encoding.output import OutputFolder
@@ -101,7 +100,7 @@ def publish(folder: OutputFolder, run: Run | None, *, read_back: bool = False, s
     rejects = [reject for found in of_splits for reject in sorted(found, key=lambda reject: (reject.file, reject.line))]
     manifest = Manifest(run.identity, tuple(done), len(rejects))
     if rejects:
-        write(folder.rejects_path, "".join(reject.to_json() for reject in rejects).encode())
+        folder.write(folder.rejects_path, "".join(reject.to_json() for reject in rejects).encode())
     else:
         remove([folder.rejects_path])
     if not manifest.num_texts:
@@ -201,13 +200,9 @@ def _without(records: Records, name: ShardName, written: ShardEntry, dropped: Se
     """Drop texts from a shard's files, and then from its record."""
     folder, shard = records.folder, written.shard
     with ExitStack() as stack:
-        staging = stack.enter_context(folder.staging())
         paths = [stack.enter_context(on_this_machine(folder.path / file.name)) for file in shard.files]
         plain = [folder.plain_name(file.name) for file in shard.files]
-        token = secrets.token_hex(4)
-        targets = {file: staged(staging / file, token) for file in plain}
-        for target in targets.values():
-            stack.callback(target.unlink, missing_ok=True)
+        targets = {file: folder.staged(file) for file in plain}
         ids, num_rows = drop_texts(paths, [*targets.values()], dropped)
         files = folder.commit_shard(targets) if num_rows else ()
     places = written.texts.places[list(dropped)]

@@ -1,32 +1,24 @@
 """The folder of vectors: files appear in it whole, and failed writes are repeated with the same bytes.
 
-On a disk, a shard is written under a hidden name, flushed and renamed, and one run at a time owns the folder. In a
-store, its name includes a digest of its contents, so that no writer can replace a file that another one has recorded.
+On a disk, files are staged in a hidden folder next to it, flushed and renamed, and one run at a time owns the folder.
+In a store, a single request writes a file: nothing is renamed, and no multipart upload could be left incomplete. A
+shard's name includes a digest of its contents there, so that no writer can replace a file that another one recorded.
 """
 
 from __future__ import annotations
 
+import glob
+import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from onnxtool.encoding.files import (
-    START_AGAIN,
-    Entry,
-    appearing,
-    create,
-    entries,
-    remove,
-    scratch_folder,
-    staged,
-    unfinished,
-)
+from onnxtool.encoding.files import START_AGAIN, Entry, entries, read_bytes, remove, scratch_folder
 from onnxtool.encoding.filesystems import put, require_writable
-from onnxtool.encoding.locations import AnyLocation, Uri, parse_location
+from onnxtool.encoding.locations import AnyLocation, Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
 from onnxtool.encoding.shards import ShardFormat, ShardWriter
@@ -34,14 +26,13 @@ from onnxtool.encoding.sources import Document, Reject
 from onnxtool.encoding.splits import ShardName
 from onnxtool.errors import NO_SPACE, InputError, OutputExistsError, OutputWriteError
 from onnxtool.model_file import check_not_input
-from onnxtool.model_file.commits import folder_lock, force_to_disk
+from onnxtool.model_file.commits import folder_lock, force_to_disk, hidden_folder, remove_stages
 from onnxtool.reports import Json
 
 # Pattern of all shard names: nothing else in the folder may be removed.
 _DIGITS = 16  # of a digest in a name
 _OWN_FILE = re.compile(
-    rf"\.?part-[0-9]{{5,}}(_[0-9]{{5,}})?(\.[0-9a-f]{{{_DIGITS}}})?\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)"
-    r"((\.[0-9a-f]{8})?\.partial)?"
+    rf"part-[0-9]{{5,}}(_[0-9]{{5,}})?(\.[0-9a-f]{{{_DIGITS}}})?\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)"
 )
 
 
@@ -70,6 +61,7 @@ class OutputFolder:
         for place in (self.path, self.manifest_path, self.rejects_path, self.records_path):
             if isinstance(place, Path):
                 check_not_input(place, lies_in=False)
+        self._stage: Path | None = None  # while it is written
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -83,23 +75,21 @@ class OutputFolder:
             OutputWriteError: the folder cannot be made or written, or the disk is full.
         """
         with self.writing(), nullcontext() if isinstance(self.path, Uri) else folder_lock(self.path):
-            if not isinstance(self.path, Uri):  # of a killed run, whichever it was
-                remove(staged(Path(path)) for path in (str(self.manifest_path), str(self.rejects_path)))
             yield
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Make the folder; others may write into it as well.
+        """Make the folder and a stage for its files; others may write into it as well. Leftovers of others are removed.
 
         Raises:
             OutputWriteError: the folder cannot be made or written, or the disk is full.
         """
-        if isinstance(self.path, Uri):
-            require_writable(self.path)
-        try:
-            if isinstance(self.path, Path):
-                self.path.mkdir(parents=True, exist_ok=True)
+        if self._stage is not None:  # within another block
             yield
+            return
+        try:
+            with self._staging() as self._stage:
+                yield
         except OSError as error:
             if error.errno is None:  # not a disk failure: other libraries derive their errors from OSError too
                 raise
@@ -113,6 +103,56 @@ class OutputFolder:
                 f"cannot write {self.path}: {error.strerror}",
                 f"everything written so far is kept; {way} or pass another --output, and run the same command again",
             ) from error
+        finally:
+            self._stage = None
+
+    @contextmanager
+    def _staging(self) -> Iterator[Path]:
+        if isinstance(self.path, Uri):
+            require_writable(self.path)
+            with scratch_folder("shards") as folder:
+                yield folder
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        remove_stages(self.path)
+        with hidden_folder(self.path.parent, self.path.name) as hidden:
+            yield hidden / "files"
+
+    def staged(self, name: str, content: bytes | None = None) -> Path:
+        """Return the path at which a file is written before it gets its place; with its content, if given."""
+        assert self._stage is not None  # noqa: S101  callers are within `writing`
+        path = self._stage / name
+        if content is not None:
+            path.write_bytes(content)
+            force_to_disk(path)
+        return path
+
+    def write(self, location: Location, content: bytes) -> None:
+        """Write a whole file next to the folder, replacing an existing one."""
+        if isinstance(location, Uri):
+            put(location, content)
+            return
+        location.parent.mkdir(exist_ok=True)
+        self.staged(location.name, content).replace(location)
+        force_to_disk(location.parent)
+
+    def create(self, location: Location, content: bytes) -> bool:
+        """Write a file that only one writer may create; return whether it has this content now.
+
+        If the file exists, a store refuses the request, and a disk refuses the link.
+        """
+        if isinstance(location, Uri):
+            return put(location, content, only_once=True) or read_bytes(location) == content
+        location.parent.mkdir(exist_ok=True)
+        path = self.staged(location.name, content)
+        try:
+            os.link(path, location)
+        except FileExistsError:
+            return read_bytes(location) == content
+        except OSError:  # a filesystem without links
+            path.replace(location)
+        force_to_disk(location.parent)
+        return True
 
     def require_own(self, *, force: bool) -> bool:
         """Refuse a folder with foreign files; return whether an earlier run wrote it.
@@ -149,10 +189,10 @@ class OutputFolder:
         return found
 
     def half_written(self) -> tuple[str, ...]:
-        """Return the unfinished files of active or killed workers. Stores have none."""
+        """Return the stages of active or killed workers. Stores have none."""
         if isinstance(self.path, Uri):
             return ()
-        return tuple(sorted(name for name in entries(self.path) if name.startswith(".") and _OWN_FILE.fullmatch(name)))
+        return tuple(sorted(path.name for path in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.partial")))
 
     def require_whole(self, manifest: Manifest) -> None:
         """Refuse a folder that lacks a file listed in its manifest.
@@ -169,7 +209,7 @@ class OutputFolder:
                 )
 
     def remove_others(self, manifest: Manifest, found: Iterable[str] | None = None) -> int:
-        """Remove unfinished files of killed runs, among all files or those `found`.
+        """Remove files that killed runs left, among all files or those `found`.
 
         Returns: how many there were.
         """
@@ -177,12 +217,6 @@ class OutputFolder:
         others = [name for name in (entries(self.path) if found is None else found) if name not in kept]
         remove(self.path / name for name in others)
         return len(others)
-
-    def staging(self) -> AbstractContextManager[Path]:
-        """Provide a local folder in which shards are written until complete."""
-        if isinstance(self.path, Path):
-            return nullcontext(self.path)
-        return scratch_folder("shards")
 
     def plain_name(self, name: str) -> str:
         """Return the name of a shard's file without the digest used in stores."""
@@ -222,7 +256,7 @@ class OutputFolder:
         """
         is_alone = isinstance(self.path, Path)
         num_removed = self.remove_others(manifest) if is_alone else 0
-        if not create(self.manifest_path, manifest.to_json().encode()):
+        if not self.create(self.manifest_path, manifest.to_json().encode()):
             raise OutputExistsError(f"another run has published {self.manifest_path} meanwhile", START_AGAIN)
         if not is_alone:  # another run of the same command may need what it has just written until now
             num_removed = self.remove_others(manifest, found)
@@ -230,7 +264,7 @@ class OutputFolder:
 
 
 class StagedShard:
-    """The files of a shard under hidden names until it is complete. A shard without vectors has no files.
+    """The staged files of a shard until it is complete. A shard without vectors has no files.
 
     Attributes:
         documents: the documents with vectors, without their contents.
@@ -239,7 +273,6 @@ class StagedShard:
     def __init__(
         self,
         folder: OutputFolder,
-        staging: Path,
         shard_format: ShardFormat,
         name: ShardName,
         description: Mapping[str, Json] = MappingProxyType({}),
@@ -248,10 +281,7 @@ class StagedShard:
         self._folder = folder
         self._format = shard_format
         self._description = description
-        # Two machines may make the same shard at once, each under its own names.
-        token = secrets.token_hex(4)
-        self._files = {file: staged(staging / file, token) for file in shard_format.names(name.stem)}
-        unfinished.update(self._files.values())
+        self._files = {file: folder.staged(file) for file in shard_format.names(name.stem)}
         self._writer: ShardWriter | None = None
         self._num_tokens = self._num_padding = self._num_truncated = self._num_passages = 0
         self._rejects: list[Reject] = []
@@ -261,8 +291,7 @@ class StagedShard:
         """Write the vectors of a window."""
         if encoded.vectors is not None:
             if self._writer is None:
-                with appearing:
-                    self._writer = self._format.open([*self._files.values()], self._description)
+                self._writer = self._format.open([*self._files.values()], self._description)
             self._writer.append(encoded.rows, encoded.vectors)
         # Keep only what the record needs of each, not its contents.
         self.documents += [replace(document, contents="") for document in encoded.window.documents]
@@ -275,7 +304,6 @@ class StagedShard:
     def commit(self, digest: str) -> ShardRecord:
         """Rename the files, and return the record of a shard made from texts with this digest."""
         files = self._folder.commit_shard(self._files) if self._close() else ()
-        unfinished.difference_update(self._files.values())
         return ShardRecord(
             files=files,
             digest=digest,
@@ -288,12 +316,9 @@ class StagedShard:
         )
 
     def abandon(self) -> None:
-        """Remove the written files, unless committed."""
+        """Close the files, unless committed; they are removed with the stage."""
         with suppress(OSError):  # on a full disk, closing fails like writing
             self._close()
-        for path in self._files.values():
-            path.unlink(missing_ok=True)
-        unfinished.difference_update(self._files.values())
 
     def _close(self) -> bool:
         """Close the files, once; return whether there were any."""

@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 from operator import add
 from typing import Annotated, NamedTuple
 
-from onnxtool.encoding.files import staged, written
 from onnxtool.encoding.options import CorpusProgress
 from onnxtool.errors import NO_SPACE, OutputWriteError
-from onnxtool.model_file import check_not_input
+from onnxtool.model_file import check_not_input, write_text
 from onnxtool.options import UNSET, Option, OptionalPath, Options
 from onnxtool.progress import listener
 
@@ -172,10 +171,7 @@ class ProgressFiles:
                 with self._log.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
             if self._metrics is not None:
-                # Readers always find a complete file; losing it in a power failure does not matter.
-                hidden = staged(self._metrics)
-                with written(hidden, _metrics(self._last, state).encode()):
-                    hidden.replace(self._metrics)
+                write_text(self._metrics, _metrics(self._last, state), force=True)  # readers find a complete file
         except OSError as error:
             raise OutputWriteError(
                 f"cannot write {error.filename or self._log}: {error.strerror}",

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import json
 import re
-import secrets
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.encoding.files import START_AGAIN, Entry, create, entries, entry, read_bytes, remove, remove_folder, write
+from onnxtool.encoding.files import START_AGAIN, Entry, entries, entry, read_bytes, remove, remove_folder
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import (
     Identity,
@@ -40,7 +39,7 @@ from onnxtool.reports import from_json
 _FORMAT = 2
 _DIGITS = 12
 RUN_FILE = "run.json"
-_OWN = re.compile(r"\.?(run|(part|split)-[0-9]{5,}(_[0-9]{5,})?(\.[0-9a-f]{12})?)\.json((\.[0-9a-f]{8})?\.partial)?")
+_OWN = re.compile(r"(run|(part|split)-[0-9]{5,}(_[0-9]{5,})?(\.[0-9a-f]{12})?)\.json")
 _FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, zlib.error)
 _PLACE = np.dtype([("file", "<u4"), ("line", "<u8")])
 
@@ -176,8 +175,7 @@ class Records:
 
     def _write(self, stem: str, content: dict[str, Any]) -> None:
         text = json.dumps({"format": _FORMAT, "run": self.run.sha256, **content})
-        # Machines that make the same shard write the same record, each under its own temporary name.
-        write(self._file(stem), f"{text}\n".encode(), secrets.token_hex(4))
+        self.folder.write(self._file(stem), f"{text}\n".encode())
 
     def read_split(self, number: int) -> SplitRecord | str:
         """Return the record of a split, or why there is none."""
@@ -304,7 +302,7 @@ def begin_run(folder: OutputFolder, identity: Identity, *, force: bool = False) 
     if earlier is not None and not is_begun:
         raise _written_by_another(folder, difference(earlier.identity, identity) or "another one")
     # Before any shard, so that incomplete files of a killed run can be attributed to it.
-    if earlier is None and not create(folder.records_path / RUN_FILE, content, secrets.token_hex(4)):
+    if earlier is None and not folder.create(folder.records_path / RUN_FILE, content):
         raise _written_by_another(folder, "at the same time")
     if force:  # now that the records identify the files' owner
         remove([folder.manifest_path, folder.rejects_path])

@@ -144,7 +144,7 @@ class StatusReport:
         num_texts: number of texts stored so far, in unfinished splits too.
         share: fraction of finished splits, from 0 to 1.
         to_do: numbers and ranges of the other splits.
-        half_written: unfinished files of active or killed workers; `merge_parts` removes them.
+        half_written: stages of active or killed workers; whoever writes next removes those of killed ones.
         texts_per_s: speed of all machines, from the times of finished splits; None before two are finished.
         seconds_left: remaining time at this rate.
     """

@@ -22,13 +22,12 @@ from onnxtool.encoding.encoder import SplitEncoder, Task
 from onnxtool.encoding.options import ProcessOptions
 from onnxtool.encoding.progress import Event, OnEvent, Running
 from onnxtool.errors import SessionError, shorten
-from onnxtool.interruption import check_interrupted, critical, deaf
+from onnxtool.interruption import check_interrupted, critical, deaf, remove_unfinished
 from onnxtool.runtime.machine import available_cores
 
 # More threads in one interpreter would wait for each other: a twentieth of the work holds the GIL.
 _THREADS_OF_A_PROCESS = 8
 _POLL_S = 0.2
-_LONGEST_WRITE_S = 5.0
 _MOST_CHARACTERS = 80  # of an id in an error
 
 
@@ -56,9 +55,6 @@ class Opened(NamedTuple):
 
 def end_process() -> None:
     """End this process without unwinding, and without unfinished files."""
-    from onnxtool.encoding.files import appearing, remove_unfinished
-
-    appearing.acquire(timeout=_LONGEST_WRITE_S)
     remove_unfinished()
     os._exit(0)
 

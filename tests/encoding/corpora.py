@@ -86,7 +86,10 @@ def contents_of(folder: Path) -> dict[str, bytes]:
     beside = [path for path in folder.parent.iterdir() if path.is_file() and path.name.startswith(f"{folder.name}.")]
     hidden = [path for path in folder.parent.iterdir() if path.name.startswith(f".{folder.name}.")]
     inside = {path.name: path.read_bytes() for path in folder.iterdir()}
-    return inside | {path.name.removeprefix(folder.name): path.read_bytes() for path in (*beside, *hidden)}
+    return inside | {
+        path.name.removeprefix(folder.name): (path.is_file() and path.read_bytes()) or b""
+        for path in (*beside, *hidden)
+    }
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

@@ -263,14 +263,14 @@ def test_a_corpus_of_rejected_lines_alone_has_no_vectors(tmp_path: Path) -> None
         encode_corpus(dense_model(tmp_path), corpus, tmp_path / "other", CorpusOptions(provider="cpu"))
 
 
-def test_half_a_manifest_goes_also_where_the_folder_is_of_another_command(tmp_path: Path) -> None:
+def test_a_stage_goes_also_where_the_folder_is_of_another_command(tmp_path: Path) -> None:
     """A run that was killed over a finished one left it; the next one is refused, and leaves nothing hidden."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "1", "contents": "one"}\n')
     model = dense_model(tmp_path)
     encode_corpus(model, corpus, tmp_path / "vectors", CorpusOptions(provider="cpu"))
-    half = tmp_path / ".vectors.manifest.json.partial"
-    half.write_text("{")
+    half = tmp_path / ".vectors.0123abcd.partial"
+    half.mkdir()
     corpus.write_text('{"id": "2", "contents": "three"}\n')
     with pytest.raises(OnnxtoolError):
         encode_corpus(model, corpus, tmp_path / "vectors", CorpusOptions(provider="cpu"))

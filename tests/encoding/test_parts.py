@@ -28,7 +28,7 @@ from onnxtool.encoding import (
     merge_parts,
     splits,
 )
-from onnxtool.encoding.files import remove_unfinished, scratch_folder, write
+from onnxtool.encoding.files import scratch_folder
 from onnxtool.encoding.merge import drop_texts
 from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.pipeline import EncodedWindow
@@ -37,7 +37,8 @@ from onnxtool.encoding.report import PartReport
 from onnxtool.encoding.shards import ShardFormat
 from onnxtool.encoding.sources import Document
 from onnxtool.encoding.splits import ShardName, Window
-from onnxtool.errors import InputError, OutputExistsError
+from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
+from onnxtool.interruption import remove_unfinished
 from onnxtool.reading import MOST_LINE_BYTES
 from tests.encoding.corpora import (
     OPTIONS,
@@ -347,15 +348,16 @@ def test_a_full_disk_is_the_error_of_a_part(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_as_a_whole_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where its name has a part that nobody finds again."""
+    """As is the stage that it was written in."""
 
     def full(_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("onnxtool.encoding.files.force_to_disk", full)
-    with pytest.raises(OSError, match="No space"):
-        write(tmp_path / "record.json", b"{}", "12345678")
-    assert list(tmp_path.iterdir()) == []
+    folder = OutputFolder(tmp_path / "vectors")
+    monkeypatch.setattr("onnxtool.encoding.output.force_to_disk", full)
+    with pytest.raises(OutputWriteError, match="No space"), folder.writing():
+        folder.write(folder.manifest_path, b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["vectors"]
 
 
 def test_a_merge_that_is_interrupted_leaves_nothing_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,14 +417,16 @@ def test_status_counts_what_is_done(tmp_path: Path, corpus: Path) -> None:
     assert (status.num_done, status.to_do, status.num_texts, status.merged) == (3, "3-4", first + others, False)
     assert status.texts_per_s == pytest.approx(others / 20, rel=1e-3)  # times of files have no more digits
     assert status.seconds_left == pytest.approx(20, rel=1e-3)
-    name = ".part-00001.ids.jsonl.0123abcd.partial"
-    (tmp_path / "vectors" / name).write_text("{")
-    assert corpus_status(tmp_path / "vectors").half_written == (name,)
+    stage = tmp_path / ".vectors.0123abcd.partial"
+    stage.mkdir()
+    (tmp_path / "vectors" / "part-00009.npy").write_text("{")
+    assert corpus_status(tmp_path / "vectors").half_written == (stage.name,)
     encode(tmp_path, model, corpus)
+    assert not stage.exists()
     assert merge_parts(tmp_path / "vectors").num_removed == 1
     merged = corpus_status(tmp_path / "vectors")
     assert (merged.merged, merged.share, merged.half_written, merged.num_done) == (True, 1, (), 5)
-    (tmp_path / "vectors" / name).write_text("{")
+    (tmp_path / "vectors" / "part-00009.npy").write_text("{")
     assert merge_parts(tmp_path / "vectors").num_removed == 1
 
 
@@ -458,32 +462,26 @@ def test_parts_that_are_killed_and_two_of_the_same_splits(tmp_path: Path) -> Non
 
 
 def test_two_writers_of_a_shard_do_not_share_a_file(tmp_path: Path) -> None:
-    """Each has names of its own until the shard is whole; the second one replaces it by the same bytes."""
-    folder, npy = OutputFolder(tmp_path), ShardFormat("npy", gzip=False, contents=False, weights="float")
-    writers = [StagedShard(folder, tmp_path, npy, ShardName(0, 0)) for _ in range(2)]
+    """Each has a stage of its own; the second shard replaces the first by the same bytes, and no stage stays."""
+    npy = ShardFormat("npy", gzip=False, contents=False, weights="float")
     window = Window((Document("d0", "a cat", "c.jsonl", 1),), ShardName(0, 0), "digest")
-    for writer in writers:
-        writer.append(EncodedWindow(window, window.documents, np.ones((1, 4), np.float32), 4, 0, 0, ()))
-    first, second = (writer.commit("digest") for writer in writers)
-    assert first == second
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["part-00000.ids.jsonl", "part-00000.npy"]
+    folders = [OutputFolder(tmp_path / "vectors") for _ in range(2)]
+    with folders[0].writing(), folders[1].writing():
+        writers = [StagedShard(folder, npy, ShardName(0, 0)) for folder in folders]
+        for writer in writers:
+            writer.append(EncodedWindow(window, window.documents, np.ones((1, 4), np.float32), 4, 0, 0, ()))
+        assert len(folders[0].half_written()) == 2
+        first, second = (writer.commit("digest") for writer in writers)
+        assert first == second
+    assert sorted(path.name for path in (tmp_path / "vectors").iterdir()) == ["part-00000.ids.jsonl", "part-00000.npy"]
+    assert [path.name for path in tmp_path.iterdir()] == ["vectors"]
 
 
-def test_a_process_that_ends_at_once_removes_the_shards_that_it_writes(tmp_path: Path) -> None:
-    """Those alone that are not committed, and not what other processes write; and the model that it has copied."""
-    folder, npy = OutputFolder(tmp_path), ShardFormat("npy", gzip=False, contents=False, weights="float")
-    (tmp_path / ".part-00009.npy.0123abcd.partial").write_bytes(b"of another process")
-    for number in range(2):
-        writer = StagedShard(folder, tmp_path, npy, ShardName(number, 0))
-        window = Window((Document("d0", "a cat", "c.jsonl", 1),), ShardName(number, 0), "digest")
-        writer.append(EncodedWindow(window, window.documents, np.ones((1, 4), np.float32), 4, 0, 0, ()))
-        if number == 0:
-            writer.commit("digest")
-    assert len([*tmp_path.iterdir()]) == 5
-    with scratch_folder("model") as scratch:
+def test_a_process_that_ends_at_once_removes_its_stage(tmp_path: Path) -> None:
+    """That alone, and not those of other processes; and the model that it has copied."""
+    with OutputFolder(tmp_path / "vectors").writing(), scratch_folder("model") as scratch:
         (scratch / "model.onnx").write_bytes(b"a copy")
+        (tmp_path / ".vectors.01234567.partial").mkdir()
         remove_unfinished()
         assert not scratch.exists()
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == [".part-00009.npy.0123abcd.partial", "part-00000.ids.jsonl", "part-00000.npy"]
-    writer.abandon()
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".vectors.01234567.partial", "vectors"]

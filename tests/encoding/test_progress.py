@@ -67,7 +67,7 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     assert (found["onnxtool_encode_left_seconds"], found["onnxtool_encode_rejects"]) == (2.0, 1)
     assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])["seconds_left"] is None
     with pytest.raises(OutputWriteError, match="no such file|No such file"):
-        ProgressFiles(ProgressOptions(None, tmp_path / "no" / "a.prom"))
+        ProgressFiles(ProgressOptions(tmp_path / "no" / "log.jsonl"))
 
 
 def test_without_a_corpus_they_are_refused(tmp_path: Path) -> None:

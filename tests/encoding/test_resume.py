@@ -80,13 +80,14 @@ def test_an_error_leaves_whole_shards_and_no_half_one(
 
 
 def test_what_a_killed_run_left_half_is_removed(tmp_path: Path) -> None:
-    """A hidden half file, and a shard that the manifest does not name yet."""
+    """Its stage, and a shard that the manifest does not name yet."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
     encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     before = contents_of(tmp_path / "vectors")
-    (tmp_path / "vectors" / ".part-00003.npy.partial").write_bytes(b"half")
+    stage = tmp_path / ".vectors.0123abcd.partial" / "files"
+    stage.mkdir(parents=True)
+    (stage / "part-00003.npy").write_bytes(b"half")
     (tmp_path / "vectors" / "part-00009.npy").write_bytes(b"unnamed")
-    (tmp_path / ".vectors.manifest.json.partial").write_bytes(b"{")
     encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     assert contents_of(tmp_path / "vectors") == before
 
@@ -120,13 +121,12 @@ def test_a_replacement_that_was_killed_at_its_beginning_goes_on_or_leaves_nothin
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
     encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     old, changed = contents_of(tmp_path / "vectors"), replace(OPTIONS, vectors_as="float16")
-    hidden = tmp_path / "vectors.parts" / ".run.json.0123abcd.partial"
+    parts = tmp_path / "vectors.parts"
     if killed == "before":
-        hidden.parent.mkdir()
-        hidden.write_text("{")
+        parts.mkdir()
         with pytest.raises(OutputExistsError, match="another command"):
             encode_corpus(model, corpus, tmp_path / "vectors", changed)
-        assert not hidden.parent.exists()
+        assert not parts.exists()
         assert contents_of(tmp_path / "vectors") == old
         return
 
@@ -141,7 +141,7 @@ def test_a_replacement_that_was_killed_at_its_beginning_goes_on_or_leaves_nothin
             encode_corpus(model, corpus, tmp_path / "vectors", replace(changed, force=True))
     assert encode_corpus(model, corpus, tmp_path / "vectors", changed).num_encoded == 100
     assert contents_of(tmp_path / "vectors") != old
-    assert not hidden.parent.exists()
+    assert not parts.exists()
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "half"])

@@ -35,7 +35,7 @@ from onnxtool.encoding import (
     merge_parts,
     run,
 )
-from onnxtool.encoding.files import create, entries, read_bytes, scratch_folder
+from onnxtool.encoding.files import entries, read_bytes, scratch_folder
 from onnxtool.encoding.locations import Uri, parse_location
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.reading import read_shards
@@ -314,11 +314,12 @@ def test_two_commands_cannot_have_one_folder(store: Store, tmp_path: Path) -> No
 def test_what_is_created_once_is_not_replaced(store: Store) -> None:
     """By the request itself, whose answer may be lost: then the contents tell."""
     place = parse_location(f"{store.uri}/x/manifest.json")
-    assert create(place, b"first")
-    assert not create(place, b"second")
-    assert create(place, b"first")
+    folder = OutputFolder(f"{store.uri}/x")
+    assert folder.create(place, b"first")
+    assert not folder.create(place, b"second")
+    assert folder.create(place, b"first")
     store.faults.lost = 3
-    assert create(parse_location(f"{store.uri}/x/other.json"), b"content")
+    assert folder.create(parse_location(f"{store.uri}/x/other.json"), b"content")
     assert store.objects("x") == {"x/manifest.json": b"first", "x/other.json": b"content"}
 
 
