@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from onnxtool.torch_backend import translator
+from onnxtool.torch_backend import backend, translator
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -14,4 +14,5 @@ def shared_sessions() -> Iterator[None]:
     """Keep the sessions of all tests alive, so that a graph that several of them compile is translated once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(translator, "_SESSIONS", {})
+        patch.setattr(backend, "_LONG_S", 600)  # a slow machine adds no line to the logs
         yield
