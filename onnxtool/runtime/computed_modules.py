@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.pooling_module import Floats, Mask, PoolingModule
 from onnxtool.checkpoint.pooling_modules import build_all
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, SessionError
 
 _MOST_BYTES = 1 << 26  # of the logits that are copied at once
 
@@ -32,12 +32,19 @@ def compute(
 
     Raises:
         InputError: a module takes vectors of another width.
+        SessionError: a value outside the padding is NaN.
     """
     values = np.asarray(values, np.float32)
     if not modules:
         return values
     session = _session(tuple(modules), values.ndim, values.shape[-1])
     mask = np.ones(values.shape[:2], np.bool_) if mask is None else mask
+    largest = values.max(axis=-1, initial=-np.inf)
+    if np.isnan(largest[mask] if values.ndim == 3 else largest).any():  # onnxruntime's Relu makes 0 of it
+        raise SessionError(
+            "the model gives a value that is not a finite number",
+            "a model in fp16 may overflow; try it in fp32, or on another provider",
+        )
     arrays = {"values": values, "mask": mask, "pooled": mask if pooled is None else pooled}
     feeds = {
         one.name: arrays[one.name] if one.name == "values" else arrays[one.name].astype(np.int64)

@@ -210,6 +210,14 @@ def test_a_found_file_sets_no_option_with_an_effect() -> None:
                 assert effect_of(option, "openvino?library=x") == "library", f"{path} --{name}"
 
 
+def test_an_option_with_a_parameter_of_another_name_is_set(folder: Path) -> None:
+    """The command line calls the collection `--input`, and so does a file."""
+    (folder / ".onnxtool.toml").write_text("[encode_run]\ninput = 'texts.jsonl'\n")
+    done = run_onnxtool(folder, "encode", "run", "model.onnx", "--output", "vectors/")
+    assert "Missing option" not in done.stderr
+    assert "texts.jsonl" in done.stderr
+
+
 def test_an_error_says_where_its_option_comes_from(folder: Path) -> None:
     """Options of infer and of its benchmark are of one table; paths are relative to the file."""
     TinyModel(table(len(VOCABULARY), 4), "last_hidden_state").write(folder / "tiny.onnx")

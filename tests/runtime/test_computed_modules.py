@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxtool.checkpoint.pooling_modules import Dense, Pooling
+from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.pooling_modules import Activation, Dense, Pooling
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.token_modules import MultiVectorMask
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, SessionError
 from onnxtool.runtime import computed_modules
 from onnxtool.runtime.computed_modules import compute
 
@@ -32,3 +33,13 @@ def test_modules_that_change_nothing_return_what_they_are_given() -> None:
     """A mask of tokens is for the reader of the texts."""
     values = np.ones((1, 2, 3), np.float32)
     np.testing.assert_array_equal(compute((MultiVectorMask(),), values), values)
+
+
+def test_no_activation_hides_a_nan() -> None:
+    """Relu would make 0 of it; on padding it is of no account."""
+    values = np.array([[[1.0, 2.0], [np.nan, 0.0]]])
+    np.testing.assert_array_equal(compute((Pooling(("max",)),), values, np.array([[True, False]])), [[1.0, 2.0]])
+    chains: tuple[tuple[PoolingModule, ...], ...] = ((Pooling(("max",)),), (Activation("ReLU"),))
+    for modules in chains:
+        with pytest.raises(SessionError, match="not a finite number"):
+            compute(modules, values if isinstance(modules[0], Pooling) else values[0])

@@ -20,7 +20,6 @@ from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import Batch, VectorHead, require_finite
 from onnxtool.infer.vectors import DenseVectors, cosine_similarities
-from onnxtool.runtime.computed_modules import compute
 
 EMBEDDING = "sentence_embedding"
 SIDE = "text_embeds"  # output of a dual encoder of texts and images
@@ -126,6 +125,8 @@ class Embeddings(VectorHead[DenseVectors]):
         if self.in_graph or self.pooling is None:
             vectors = batch.output(2, EMBEDDING, SIDE).astype(np.float32)
         else:
+            from onnxtool.runtime.computed_modules import compute
+
             states: Floats = batch.output(3, "last_hidden_state", "token_embeddings")
             vectors = compute((*self.before, self.pooling), states, batch.mask, batch.pooled)
         require_finite(vectors, "embedding")
@@ -176,6 +177,9 @@ class Embeddings(VectorHead[DenseVectors]):
         """Apply the modules after pooling: float32 [N, H], or the graph's storage type."""
         if self.stored is not None:  # windows of float vectors were combined in float32
             return vectors.astype(self.stored.dtype)
-        vectors = compute(self.after, vectors)
+        if self.after:
+            from onnxtool.runtime.computed_modules import compute
+
+            vectors = compute(self.after, vectors)
         require_finite(vectors, "embedding")
         return vectors

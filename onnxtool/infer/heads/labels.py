@@ -29,7 +29,6 @@ from onnxtool.infer.heads.head import (
     softmax,
 )
 from onnxtool.infer.report import Scored
-from onnxtool.runtime.computed_modules import compute
 
 _INDEX = re.compile("[0-9]{1,9}")
 
@@ -149,8 +148,10 @@ def _function_of(folder: CheckpointFolder, *, is_single: bool, ranks: bool = Fal
         InputError: onnxtool does not compute it.
     """
     name = score_function(folder, is_single=is_single, ranks=ranks)
-    if name in ACTIVATIONS and name != _RANDOM:
-        return _FUNCTIONS.get(name, partial(compute, (Activation(name),)))
+    if name in ACTIVATIONS and name not in (*_FUNCTIONS, _RANDOM):
+        from onnxtool.runtime.computed_modules import compute
+
+        return partial(compute, (Activation(name),))
     if name not in _FUNCTIONS:
         raise InputError(
             f"the checkpoint turns logits into scores by {name}, which is not computed here",

@@ -20,7 +20,6 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import Batch, VectorHead, require_finite
 from onnxtool.infer.vectors import SparseVectors
-from onnxtool.runtime.computed_modules import compute
 
 _ANSERINI = frozenset({"output_idx", "output_weights"})
 
@@ -83,9 +82,9 @@ class Terms(SparseHead):
             weights[0, terms] = outputs["output_weights"]
             return weights
         if any(array.ndim == 3 for array in outputs.values()) and "sparse" not in outputs:
-            logits: Floats = batch.output(3, "logits")
-            require_finite(logits.max(axis=2)[batch.pooled], "logit")  # relu hides NaN
-            return compute((self.pooling,), logits, batch.pooled)
+            from onnxtool.runtime.computed_modules import compute
+
+            return compute((self.pooling,), batch.output(3, "logits"), batch.pooled)
         return batch.output(2, "sparse").astype(np.float32)
 
     def require_windows(self) -> None:
@@ -100,6 +99,8 @@ class Terms(SparseHead):
         """Apply the modules after pooling."""
         if not self.after:
             return vectors
+        from onnxtool.runtime.computed_modules import compute
+
         return SparseVectors.from_dense(compute(self.after, vectors.to_dense()), vectors.vocabulary)
 
 

@@ -22,7 +22,6 @@ from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import Batch, VectorHead, require_finite
 from onnxtool.infer.static_queries import QUERY
 from onnxtool.infer.vectors import TokenVectors
-from onnxtool.runtime.computed_modules import compute
 
 _MEAN = "meanmaxsim"
 
@@ -131,6 +130,8 @@ class TokensOfTexts(VectorHead[TokenVectors]):
             rows.append(part if text.counted is None else part[np.array(text.counted, np.bool_)])
         vectors = TokenVectors.stack(rows)
         if self.modules:
+            from onnxtool.runtime.computed_modules import compute
+
             vectors = replace(vectors, vectors=compute(self.modules, vectors.vectors[None])[0])
         require_finite(vectors.vectors, "vector of a token")
         return vectors
