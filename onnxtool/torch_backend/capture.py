@@ -34,8 +34,13 @@ def traceable_functions(dropout: str = "eager") -> Iterator[None]:
 def _dropout(
     x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, draw: DropoutMask
 ) -> torch.Tensor | None:
-    """Compute `torch.nn.functional.dropout` as one product; None if there is no mask for it."""
-    if not training or not has_scaled_mask(x, p):
+    """Compute `torch.nn.functional.dropout` as one product; None if there is no mask for it.
+
+    Eager PyTorch returns `x` itself where nothing is dropped; its decomposition copies it.
+    """
+    if not training or p == 0:
+        return x
+    if not has_scaled_mask(x, p):
         return None
     return x.mul_(draw(x, p)) if inplace else x * draw(x, p)
 

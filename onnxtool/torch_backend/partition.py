@@ -258,4 +258,4 @@ def _chain(node: Node, *, of_output: bool) -> list[Node]:
     while is_view(node) and (of_output or node.target is not operator.getitem):
         chain.append(node)
         node = node.all_input_nodes[0]
-    return chain if node.op == "call_function" or not of_output else []
+    return chain

@@ -28,7 +28,7 @@ DropoutMask = Callable[[torch.Tensor, float], torch.Tensor]
 def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw the mask as eager PyTorch does on the CPU, from the same numbers, and apply it."""
     if not train:
-        return x, torch.ones_like(x, dtype=torch.bool)
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p >= 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     mask = _bernoulli_like(x, 1 - p, torch.bool)
