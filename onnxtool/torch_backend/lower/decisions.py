@@ -175,7 +175,6 @@ DECISIONS: dict[object, Decision] = {
             lambda node: _argument(node, 4, "reduce") in ("mean", "amax", "amin"),
         ),
     ),
-    aten.scatter.src: Decision(decomposition=scatters.scatter),
     aten.put.default: Decision(decomposition=scatters.put),
     aten.as_strided_scatter.default: Decision(decomposition=scatters.as_strided_scatter),
     aten.masked_scatter_backward.default: Decision(decomposition=scatters.masked_scatter_backward),
@@ -210,6 +209,7 @@ DECISIONS: dict[object, Decision] = {
     aten.grid_sampler_2d.default: Decision(denied=_SAMPLED),
     aten.slice_scatter.default: Decision(fx_rewrites=(gradients.padded_slice,)),
     aten.cat.default: Decision(fx_rewrites=(arithmetic.concatenation_without_empty,)),
+    **dict.fromkeys((aten.split.Tensor, aten.split_with_sizes.default), Decision(elementwise.unknown_parts)),
     # order, running maxima and products
     **dict.fromkeys((aten.sort.default, aten.topk.default), Decision(denied=_ORDER)),
     aten.searchsorted.Tensor: Decision(order.search_sorted),
@@ -232,16 +232,10 @@ DECISIONS: dict[object, Decision] = {
     aten.min.default: Decision(fx_rewrites=(arithmetic.extreme,)),
     **dict.fromkeys(
         (aten.argmax.default, aten.argmin.default),
-        Decision(
-            partial(elementwise.single_value, result=partial(torch.zeros_like, dtype=torch.int64)),
-            fx_rewrites=(arithmetic.index_of_extreme,),
-        ),
+        Decision(fx_rewrites=(arithmetic.index_of_extreme,)),
     ),
     operator.getitem: Decision(fx_rewrites=(arithmetic.extreme_and_index,)),
     # tensors without dimensions
-    aten.any.dim: Decision(partial(elementwise.single_value, result=lambda x: x != 0)),
-    aten.all.dim: Decision(partial(elementwise.single_value, result=lambda x: x != 0)),
-    aten.mean.dim: Decision(elementwise.mean),
     aten.t.default: Decision(elementwise.transpose),
     aten.repeat.default: Decision(elementwise.repeat),
     prims.view_of.default: Decision(elementwise.same),

@@ -55,11 +55,8 @@ def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool
             "a converter keeps the placeholders and the outputs of the graph, in their order",
         )
     if optimize:
-        from onnxscript import optimizer
-
-        with unset_fake_temporarily(), quiet(), exact_optimizer():
-            optimizer.optimize(model, onnx_shape_inference=False)
         with unset_fake_temporarily():
+            attempted(_optimize, model.graph, model)
             fuse(model)
     for node in list(model.graph):
         if not node.domain and (correct := ONNX_CORRECTIONS.get(node.op_type)):
@@ -72,6 +69,14 @@ def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool
     model.metadata_props[INPUTS_KEY] = " ".join(map(str, used))
     model.metadata_props[NUM_NODES_KEY] = str(len(model.graph))
     return model
+
+
+def _optimize(_graph: ir.Graph, model: ir.Model) -> None:
+    """Fold constants and apply onnxscript's rules in place, node by node: a failure leaves a graph that is right."""
+    from onnxscript import optimizer
+
+    with quiet(), exact_optimizer():
+        optimizer.optimize(model, onnx_shape_inference=False)
 
 
 def _separate_outputs(graph: ir.Graph) -> None:

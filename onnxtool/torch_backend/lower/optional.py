@@ -19,7 +19,7 @@ def attempted(rewrite: Callable[..., T], *arguments: Any) -> T | None:
     except Exception as error:  # noqa: BLE001 - whatever a faulty rewrite raises, the graph is right without it
         name = f"{rewrite.__module__.removeprefix('onnxtool.torch_backend.')}.{rewrite.__name__}"
         warnings.warn(
-            f"the graph rewrite {name} failed at {arguments[0]}, and is left out there: {type(error).__name__}: "
+            f"the graph rewrite {name} failed at {arguments[0].name}, and is left out there: {type(error).__name__}: "
             f"{error}; results are not affected, but please report this with your model",
             RuntimeWarning,
             stacklevel=2,

@@ -10,7 +10,7 @@ import torch
 from onnxtool.torch_backend.lower.decisions import decision, kernel_is_faster
 from onnxtool.torch_backend.lower.fx_rewrites.arithmetic import is_empty_constant
 from onnxtool.torch_backend.lower.torch_onnx import translations
-from onnxtool.torch_backend.nodes import is_empty, is_memory_for_random, is_random, is_scaled_draw
+from onnxtool.torch_backend.nodes import is_empty, is_memory_for_random, is_random, is_scaled_draw, is_view, tensor_of
 from onnxtool.torch_backend.own_translations import OwnTranslation
 from onnxtool.torch_backend.partition import views_of_pytorch
 
@@ -21,6 +21,7 @@ SCALED = "scales random numbers that PyTorch has just drawn"
 CHECK = "a check, which has no result"
 VIEW = "a view for what stays in PyTorch, which costs nothing there"
 EMPTY = "an empty tensor: there is nothing to compute, and kernels disagree about the result"
+NO_AXIS = "a number without dimensions along one of them: ONNX has no such axis"
 FUSED = "one kernel of PyTorch takes one pass over memory where ONNX takes several"
 
 _DEVICES = ("cpu", "cuda")
@@ -94,9 +95,20 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return "its type is unknown before it runs"
     if not isinstance(node.target, OwnTranslation) and not translations().has(node):
         return "no translation to ONNX"
+    if _has_no_axis(node):
+        return NO_AXIS
     if not is_empty_constant(node) and any(map(is_empty, _values(node))):
         return EMPTY
     return _type_problem(node)
+
+
+def _has_no_axis(node: torch.fx.Node) -> bool:
+    """Return whether the node takes a dimension, and a tensor that has none, as PyTorch allows."""
+    if not isinstance(node.target, torch._ops.OpOverload) or is_view(node):
+        return False
+    if all(tensor is None or tensor.dim() for tensor in map(tensor_of, node.args)):
+        return False
+    return any(argument.name in ("dim", "dims") for argument in node.target._schema.arguments)
 
 
 def _type_problem(node: torch.fx.Node) -> str:

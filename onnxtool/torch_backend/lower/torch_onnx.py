@@ -212,6 +212,8 @@ def _counts_from_the_end(node: ir.Node) -> bool:
     origin = node.meta.get("node")
     if origin is None or not _has_indices(node.op_type) or _indexes_dimensions(origin.target):
         return False
+    if producer(node.inputs[0], "Shape") is not None:
+        return False  # the translation's own: the size of a dimension
     maker = producer(node.inputs[1])
     while maker is not None and maker.op_type in _SAME_NUMBERS:
         maker = producer(maker.inputs[0])

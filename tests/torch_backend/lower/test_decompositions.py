@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from operator import getitem
 from typing import Any
@@ -253,3 +254,39 @@ def test_a_decision_is_a_text_for_the_documentation() -> None:
         "stays in PyTorch: translated by 1 - Erf, which leaves no digit of a small result"
     )
     assert str(decision(aten.sin.default)) == ""
+
+
+def test_numbers_without_dimensions_have_one_where_pytorch_takes_it() -> None:
+    """ONNX has no axis for them: their reductions, scatters and gathers, and the gradients of those, fail there."""
+
+    def along(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        index = torch.tensor(0)
+        return [
+            *(getattr(x, name)(-1) for name in ("sum", "mean", "var", "amax", "prod", "argmax", "any", "cumsum")),
+            *(x.std(0, keepdim=True), *torch.var_mean(x, 0), x.gather(0, index), *x.cummax(0), x.softmax(0)),
+            *(x.scatter(0, index, 2.0), x.scatter(0, index, x * 2), x.scatter_add(0, index, x), x.flip(0)),
+            *(y.gather(0, index), y.index_select(0, index), y.scatter_reduce(0, index, x, "prod")),
+        ]
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*degrees of freedom", UserWarning)
+        backend = require_same(along, torch.tensor(0.7, requires_grad=True), torch.tensor([0.3], requires_grad=True))
+    assert not [session.failure for graph in backend.graphs for session in graph.sessions if session.failure]
+
+
+def test_parts_of_a_dynamic_size_are_slices() -> None:
+    """The sequence that torch.onnx makes of them is more than onnxscript's optimizer can read."""
+
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2, -1)
+        return torch.cat([-second, first * 2, x.split([1, x.shape[1] - 1], 1)[1]], -1)
+
+    backend = require_same(halves, torch.rand(3, 4, requires_grad=True), dynamic=True)
+    assert not any(graph.report.eager for graph in backend.graphs)
+
+
+def test_a_dimension_that_a_translation_counts_from_the_end_is_no_index() -> None:
+    """The gradient of differences along the last dimension of a dynamic size reads that size."""
+    x = torch.rand(4, 3, requires_grad=True)
+    backend = require_same(lambda x: x.diff(dim=-1) * x[:, 1:], x, dynamic=True)
+    assert not [session.failure for graph in backend.graphs for session in graph.sessions if session.failure]

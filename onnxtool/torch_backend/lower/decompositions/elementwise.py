@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._decomp.decompositions import silu_backward
+from torch._decomp.decompositions import silu_backward, split
 
 _LAST_TERM_OF_SINC = 6
 
@@ -155,8 +156,6 @@ def spherical_bessel_j0(x: torch.Tensor) -> torch.Tensor:
 
 aten = torch.ops.aten
 
-Dims = int | Sequence[int] | None
-
 
 def over_extremes(
     x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, reduce: torch._ops.OpOverload
@@ -168,18 +167,6 @@ def over_extremes(
         return NotImplemented
     result: torch.Tensor = reduce(x, list(range(x.dim())), keepdim)
     return result
-
-
-def single_value(
-    x: torch.Tensor, *_dims: object, result: Callable[[torch.Tensor], torch.Tensor], **_options: object
-) -> torch.Tensor:
-    """Return `result` for a single value, for which the translation would reduce a nonexistent dimension."""
-    return NotImplemented if x.dim() else result(x)
-
-
-def mean(x: torch.Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a single value unchanged."""
-    return NotImplemented if x.dim() else x.to(dtype or x.dtype, copy=True)
 
 
 def transpose(x: torch.Tensor) -> torch.Tensor:
@@ -212,6 +199,16 @@ def layer_norm(
         return NotImplemented
     result, mean, deviation = aten.native_layer_norm.default(x.to(parameter.dtype), shape, weight, bias, eps)
     return result.to(x.dtype), mean, deviation
+
+
+def unknown_parts(x: torch.Tensor, sizes: int | Sequence[int], dim: int = 0) -> tuple[torch.Tensor, ...]:
+    """Slice parts whose sizes are symbols: their translation is a sequence, which onnxscript's optimizer fails at."""
+    if all(isinstance(size, int) for size in (sizes if isinstance(sizes, Sequence) else [sizes])):
+        return NotImplemented  # type: ignore[no-any-return]
+    if not isinstance(sizes, Sequence):
+        return split(x, sizes, dim)  # type: ignore[no-any-return]
+    ends = itertools.accumulate(sizes)
+    return tuple(x.narrow(dim, end - size, size) for size, end in zip(sizes, ends, strict=True))
 
 
 def safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:

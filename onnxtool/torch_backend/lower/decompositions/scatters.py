@@ -124,11 +124,6 @@ def scatter_reduce(
     return aten.scatter_add.default(start, dim, index, source) / counts.clamp(min=1)
 
 
-def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Write to a zero-dimensional tensor; other tensors are left to the translation."""
-    return NotImplemented if x.dim() or index.dim() else source.clone()
-
-
 def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
     """Write or add `source` at positions of the flattened `x`."""
     row, places = x.reshape(-1), index.reshape(-1)
