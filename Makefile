@@ -47,8 +47,9 @@ test_lowest: ## Run the fast tests with the lowest versions that pyproject.toml 
 	.venv-lowest/$(SCRIPTS)/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[dev]'
 	.venv-lowest/$(SCRIPTS)/python -m pytest -m 'not slow'
 
-fuzz: $(READY) ## Give thousands of hostile models and tokenizers to the commands and to the reader; takes hours.
+fuzz: $(READY) ## Give hostile models and tokenizers to the commands, and random training steps to the backend; takes hours.
 	$(BIN)/python scripts/fuzz_models.py
+	$(BIN)/python scripts/fuzz_training.py
 	WIRE_FUZZ=400 $(BIN)/python -m pytest tests/model_file/test_wire_fuzz.py
 
 lint: $(READY) ## Check style, types, workflows and CITATION.cff.

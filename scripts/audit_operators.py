@@ -3,7 +3,9 @@
 `python scripts/audit_operators.py [OPERATOR ...]` takes two samples of each operator of PyTorch's OpInfo database, or
 of some, in float32, and compares results, and gradients where they are defined, with eager PyTorch at two threads. Then
 numbers of each sample become NaN, infinities, zeros of both signs, equal or extreme numbers (`SPECIALS`), and results
-are compared again. It returns 1 where a result is wrong or a sample crashes.
+are compared again. So they are where one index is outside of its tensor on either side, in which case the error is the
+result, and in other memory layouts (`LAYOUTS`), where the generator's state afterwards is one as well. It returns 1
+where a result is wrong or a sample crashes.
 """
 
 from __future__ import annotations
@@ -48,6 +50,14 @@ SPECIALS: dict[str, tuple[float, ...]] = {
 }
 """Numbers that take the place of every third one of a sample, or of all (`ONLY`)."""
 ONLY = ("minus infinity",)
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
+    "permuted": lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0) if x.dim() > 2 else x,
+    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x,
+    "expanded": lambda x: x[..., :1].expand_as(x) if x.dim() and x.numel() else x,
+    "with gaps": lambda x: torch.stack([x, x], -1)[..., 0] if x.dim() else x,
+}
+OUTSIDE = (-1, 2**16, -(2**16))
 KNOWN: dict[str, str] = {
     **dict.fromkeys(
         ("var_mean", "var_mean_unbiased", "std_mean", "std_mean_unbiased", "native_group_norm"),
@@ -150,9 +160,10 @@ def _audit(sample: Sample) -> dict[str, str]:
         _require_close(actual, expected)
     except AssertionError as error:
         return _finding("other numbers" if _draws(backend) else "wrong", error)
+    edges = [*_index_differences(sample), *_layout_differences(sample)]
     if _draws(backend):
-        return {"verdict": "random", "detail": ""}
-    return {**_placement(backend), "specials": "; ".join(_differences(compiled, sample))}
+        return {"verdict": "random", "detail": "", "specials": "; ".join(edges)}
+    return {**_placement(backend), "specials": "; ".join([*_differences(compiled, sample), *edges])}
 
 
 def _differences(compiled: Callable[..., Any], sample: Sample) -> Iterator[str]:
@@ -174,6 +185,50 @@ def _differences(compiled: Callable[..., Any], sample: Sample) -> Iterator[str]:
             except Exception:  # noqa: BLE001, S112 - then it is none of the backend's doing
                 continue
             yield f"{kind}: {' '.join(str(error).split())[:120]}"
+
+
+def _index_differences(sample: Sample) -> Iterator[str]:
+    """Yield how results or errors differ where one integer is far from all sizes, which an index must not be."""
+    for place, tensor in enumerate(sample.tensors):
+        if tensor.dtype is torch.int64 and tensor.numel():
+            for number in OUTSIDE:
+                outside = tensor.flatten().index_fill(0, torch.tensor([0]), number).view_as(tensor)
+                tensors = (*sample.tensors[:place], outside, *sample.tensors[place + 1 :])
+                yield from _compiled_difference(f"index {number}", sample, tensors)
+
+
+def _layout_differences(sample: Sample) -> Iterator[str]:
+    """Yield how results or the generator's state differ where tensors have another layout."""
+    for kind, change in LAYOUTS.items():
+        tensors = tuple(change(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in sample.tensors)
+        if any(ours.stride() != theirs.stride() for ours, theirs in zip(tensors, sample.tensors, strict=True)):
+            yield from _compiled_difference(kind, sample, tensors)
+
+
+def _compiled_difference(kind: str, sample: Sample, tensors: tuple[torch.Tensor, ...]) -> Iterator[str]:
+    """Yield how a compiled sample differs from eager PyTorch, unless PyTorch itself compiles it so."""
+    expected, reasons = _outcome(sample.function, tensors), []
+    for backend in (OrtBackend(OrtBackendOptions(flush_denormals=False)), "aot_eager"):
+        torch._dynamo.reset()  # noqa: SLF001 - PyTorch has no public name for it
+        found = _outcome(torch.compile(sample.function, backend=backend), tensors)
+        try:
+            if isinstance(found, str) or isinstance(expected, str):
+                assert found == expected, f"{found} for {expected}"  # noqa: S101 - as the comparison does
+            else:
+                _require_close(found, expected)
+        except AssertionError as error:
+            reasons.append(" ".join(str(error).split())[:120])
+        else:
+            break
+    yield from [f"{kind}: {reason}" for reason in reasons if len(reasons) == 1]
+
+
+def _outcome(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor] | str:
+    """Return the results of a call, its gradients and the generator's state, or the error."""
+    try:
+        return [*_run(function, tensors), torch.get_rng_state().float()]
+    except Exception as error:  # noqa: BLE001 - any that PyTorch raises
+        return f"{type(error).__name__}: {error}"
 
 
 def _with_specials(tensor: torch.Tensor, kind: str, seed: int) -> torch.Tensor:
@@ -215,7 +270,7 @@ def _run_traced(sample: Sample, tensors: tuple[torch.Tensor, ...]) -> list[torch
 def _run(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     """Return results, and the gradients of their weighted sum with respect to all inputs that have one."""
     torch.manual_seed(42)  # samples of random operators set this one themselves, and a compiled graph does not
-    inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    inputs = [_copied(tensor).requires_grad_(tensor.requires_grad) for tensor in tensors]
     outputs = function(*inputs)
     generator = torch.Generator().manual_seed(4)
     weighted = [
@@ -226,6 +281,12 @@ def _run(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> lis
     leaves = [tensor for tensor in inputs if tensor.requires_grad]
     gradients = torch.autograd.grad(sum(weighted), leaves, materialize_grads=True) if weighted and leaves else ()
     return [*(output.detach() for output in outputs), *gradients]
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the same numbers in the same layout."""
+    memory = tensor.detach().untyped_storage().clone()
+    return tensor.new_empty(0).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _require_close(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
