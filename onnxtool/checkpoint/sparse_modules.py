@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.pooling_module import (
     Builder,
-    Floats,
     PoolingModule,
     Value,
     count_setting,
@@ -55,10 +54,6 @@ class SpladePooling(PoolingModule):
                 f"knows {' and '.join(cls.STRATEGIES)} of {' and '.join(cls.ACTIVATIONS)}"
             )
         return cls(strategy, activation)
-
-    def _activated(self, logits: Floats) -> Floats:
-        weights = np.log1p(np.maximum(logits.astype(np.float32), 0.0))
-        return np.log1p(weights) if self.activation == "log1p_relu" else weights
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it; with `max`, logarithms are taken once per term, not once per token and term."""
