@@ -16,9 +16,9 @@ from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.pipeline import encode_windows
 from onnxtool.encoding.progress import Event, OnEvent, OnRunning, ignore
-from onnxtool.encoding.records import RUN_FILE, Records, ShardEntry, ShardTexts, SplitRecord, begin_run
+from onnxtool.encoding.records import RUN_FILE, Records, ShardEntry, ShardTexts, begin_run
 from onnxtool.encoding.sources import LineCounts, Reject, SourceReader
-from onnxtool.encoding.splits import SplitEnd, SplitWindows, Window, split_corpus
+from onnxtool.encoding.splits import SplitWindows, Window, split_corpus
 from onnxtool.errors import InputError
 
 
@@ -112,9 +112,10 @@ class SplitEncoder:
                 for part in encoded:
                     name = part.window.shard
                     if part.window.end is not None:
-                        self._record_split(name.split, part.window.end)
-                        read_bytes, num_rejects = part.window.size_bytes, len(part.window.end.rejects)
-                        on_event(Event(splits=1, rejects=num_rejects, size_bytes=read_bytes))
+                        begins_inside, num_texts = self.splits[name.split].begin > 0, self._num_texts.pop(name.split)
+                        end = part.window.end._replace(num_texts=num_texts, begins_inside=begins_inside)
+                        self._begun.write_split(name.split, end)
+                        on_event(Event(splits=1, rejects=len(end.rejects), size_bytes=part.window.size_bytes))
                         continue
                     if part.rejects:
                         self._require_lenient(part.rejects[0], name.split)
@@ -130,13 +131,6 @@ class SplitEncoder:
         finally:
             if shard is not None:
                 shard.abandon()
-
-    def _record_split(self, number: int, end: SplitEnd) -> None:
-        begins_inside = self.splits[number].begin > 0
-        num_texts = self._num_texts.pop(number)
-        self._begun.write_split(
-            number, SplitRecord(end.num_shards, num_texts, end.num_lines, begins_inside, end.tag, end.rejects)
-        )
 
     def _windows(self, number: int) -> Iterator[Window]:
         """Yield the windows of a split that are not encoded yet."""

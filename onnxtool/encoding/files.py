@@ -95,13 +95,6 @@ def remove(locations: Iterable[Location]) -> None:
         filesystems.delete(uris)
 
 
-def remove_folder(location: Location) -> None:
-    """Remove a folder if it exists and is empty."""
-    if isinstance(location, Path):  # a store has only names, no folders
-        with suppress(OSError):
-            location.rmdir()
-
-
 @contextmanager
 def on_this_machine(location: Location) -> Iterator[Path]:
     """Provide a local path to a file; a file in a store is copied temporarily."""

@@ -21,10 +21,10 @@ from onnxtool.encoding.locations import OutputLocation, Uri
 from onnxtool.encoding.manifest import Manifest, read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.parquet import require_pyarrow
-from onnxtool.encoding.records import Records, Run, ShardEntry, ShardTexts, SplitRecord, read_run, remove_records
+from onnxtool.encoding.records import Records, Run, ShardEntry, ShardTexts, read_run, remove_records
 from onnxtool.encoding.report import MergeReport, StatusReport
 from onnxtool.encoding.sources import REPEATED_ID, Reject
-from onnxtool.encoding.splits import ShardName, format_ranges
+from onnxtool.encoding.splits import ShardName, SplitRecord, format_ranges
 from onnxtool.errors import InputError, OutputExistsError, some
 from onnxtool.interruption import check_interrupted, critical
 from onnxtool.options import checked

@@ -13,13 +13,15 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.encoding.files import START_AGAIN, Entry, entries, entry, read_bytes, remove, remove_folder
+from onnxtool.encoding.files import START_AGAIN, Entry, entries, entry, read_bytes, remove
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import (
     Identity,
@@ -30,8 +32,8 @@ from onnxtool.encoding.manifest import (
     read_manifest,
 )
 from onnxtool.encoding.output import OutputFolder, is_name_of
-from onnxtool.encoding.sources import DIGEST_BYTES, Document, Reject, id_digest
-from onnxtool.encoding.splits import MOST_SPLITS, ShardName
+from onnxtool.encoding.sources import DIGEST_BYTES, Document, id_digest
+from onnxtool.encoding.splits import MOST_SPLITS, ShardName, SplitRecord
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.reading import parse_json
 from onnxtool.reports import from_json
@@ -102,27 +104,6 @@ class ShardEntry(NamedTuple):
 
     shard: ShardRecord
     texts: ShardTexts
-
-
-class SplitRecord(NamedTuple):
-    """A split whose shards are all written.
-
-    Attributes:
-        num_shards: number of shards; 0 if no line had a text.
-        num_texts: number of texts in them.
-        num_lines: lines, or rows, of its last file.
-        begins_inside: whether it is a range that starts inside a file, so that its lines are counted from the end of
-            the previous split.
-        rejects: lines without a text.
-        tag: tells its last file from another version, in a store; otherwise empty.
-    """
-
-    num_shards: int
-    num_texts: int
-    num_lines: int
-    begins_inside: bool
-    tag: str
-    rejects: tuple[Reject, ...]
 
 
 class Run(NamedTuple):
@@ -250,7 +231,9 @@ def remove_records(folder: OutputFolder) -> None:
     # In reverse order, the file that identifies their owner is removed last.
     names = sorted(entries(path), key=lambda name: (name == RUN_FILE, name))
     remove(path / name for name in names if _OWN.fullmatch(name))
-    remove_folder(path)  # unless someone put a file into it
+    if isinstance(path, Path):  # a store has only names
+        with suppress(OSError):  # someone put a file into it
+            path.rmdir()
 
 
 def read_run(folder: OutputFolder) -> Run | None:

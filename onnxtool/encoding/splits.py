@@ -99,20 +99,25 @@ class ShardName(NamedTuple):
         return f"{self.number} of split {self.split}"
 
 
-class SplitEnd(NamedTuple):
+class SplitRecord(NamedTuple):
     """Summary of a split after reading.
 
     Attributes:
-        num_shards: number of shards.
+        num_shards: number of shards; 0 if no line had a text.
         num_lines: lines, or rows, of its last file that belong to this split.
-        rejects: lines without a text; in a range of a file, counted from its start.
         tag: as in SourceReader.
+        rejects: lines without a text; in a range of a file, counted from its start.
+        num_texts: number of texts with vectors, once they are written.
+        begins_inside: whether it is a range that starts inside a file, so that its lines are counted from the end of
+            the previous split.
     """
 
     num_shards: int
     num_lines: int
     tag: str
     rejects: tuple[Reject, ...]
+    num_texts: int = 0
+    begins_inside: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ class Window:
     shard: ShardName
     digest: str
     size_bytes: int = 0
-    end: SplitEnd | None = None
+    end: SplitRecord | None = None
 
 
 class Limits(NamedTuple):
@@ -184,7 +189,7 @@ class SplitWindows:
                 yield window
             if not found:
                 break
-        end = SplitEnd(number, self._reader.num_lines, self._reader.tag, tuple(self._rejects))
+        end = SplitRecord(number, self._reader.num_lines, self._reader.tag, tuple(self._rejects))
         yield Window((), name, "", self._newly_read(), end=end)
 
     def _texts(self) -> Iterator[Document]:

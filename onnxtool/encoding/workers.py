@@ -82,9 +82,10 @@ def serve(task: Task, connection: Connection, end: Callable[[], None] = end_proc
     try:
         encoder = SplitEncoder(task).begin()
         tell(Opened.of(encoder))
-        for number in iter(numbers.get, None):
-            encoder.encode([number], tell, tell)
-            tell(None)
+        with encoder.folder.writing():
+            for number in iter(numbers.get, None):
+                encoder.encode([number], tell, tell)
+                tell(None)
     except Exception as error:  # noqa: BLE001  the parent raises it
         error.add_note(traceback.format_exc())
         with suppress(OSError):  # nobody listens any more
