@@ -6,7 +6,7 @@ import gzip
 import io
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
@@ -23,11 +23,11 @@ from onnxtool.cli.streams import json_line, say
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.report import GenerationReport, InferReport, TextAnswer
-from onnxtool.model_file import ModelFile, staged
+from onnxtool.model_file import staged
 
 if TYPE_CHECKING:
     from onnxtool.checkpoint.text_files import TextInput
-    from onnxtool.infer.report import GenerationReport, InferReport
+    from onnxtool.infer.run import WriteJob
 
 LINES = "jsonl"
 MAX_IN_ONE_REPORT = 10_000
@@ -56,43 +56,34 @@ def run_answers(
     Raises:
         UsageError: an option has no effect on text generation, or a stream would not go to stdout.
     """
-    from onnxtool.infer.generation.writing import writes_text
-    from onnxtool.infer.pictures import takes_pictures
-    from onnxtool.infer.run import given_texts, run_texts, stream_texts, write_texts
+    from onnxtool.infer.run import PictureJob, WriteJob, given_texts, open_job
 
-    generation = replace(generation, top_k=options.top_k)
-    writes = writes_text(options.model_path, generation) or stream
-    if writes:
+    job = open_job(options, replace(generation, top_k=options.top_k), must_write=stream)
+    if isinstance(job, WriteJob):
         refuse({"query", "overlap", "vectors"}, "the model writes text;")
-    if stream:
-        _stream(options, generation, output)
-        return
+        if stream:
+            _stream(job, given_texts(options), output)
+            return
+    texts = given_texts(options)
     in_lines = output.format_name == LINES
-    texts: tuple[TextInput, ...] | None = None
-    rest: Iterator[TextInput] = iter(())
     is_chosen = is_given("format_name") or output.format_name != "text"
-    is_open = not in_lines and not is_chosen and options.input_path is not None
-    if is_open and not takes_pictures(ModelFile.open(options.model_path)):
-        rest = given_texts(options)
-        texts = tuple(islice(rest, MAX_IN_ONE_REPORT + 1))
-        if len(texts) > MAX_IN_ONE_REPORT:
+    if not (in_lines or is_chosen or options.input_path is None or isinstance(job, PictureJob)):
+        first = tuple(islice(texts, MAX_IN_ONE_REPORT + 1))
+        texts = chain(first, texts)
+        if len(first) > MAX_IN_ONE_REPORT:
             say(f"more than {MAX_IN_ONE_REPORT:,} texts: answers are written as --format {LINES}")
             in_lines = True
     if in_lines:
-        known = None if texts is None else chain(texts, rest)
-        write_lines(stream_texts(options, texts=known, generation=generation if writes else None), output)
+        write_lines(job.stream(texts), output)
         return
     with progress(quiet=output.quiet):
-        if writes:
-            written = write_texts(options, generation, texts=texts)
-        else:
-            answered = run_texts(options, texts=texts)
-    if writes:
-        output.emit(written, generation_blocks(written))
-    else:
-        if not any(answer.vector or answer.token_vectors for answer in answered.answers):
-            refuse({"vectors"}, f"{answered.model} gives {answered.kind} and no vectors;")
-        output.emit(answered, answer_blocks(answered, vectors=vectors))
+        report = job.answer(texts)
+    if isinstance(report, GenerationReport):
+        output.emit(report, generation_blocks(report))
+        return
+    if not any(answer.vector or answer.token_vectors for answer in report.answers):
+        refuse({"vectors"}, f"{report.model} gives {report.kind} and no vectors;")
+    output.emit(report, answer_blocks(report, vectors=vectors))
 
 
 def write_vector_file(options: InferOptions, output: Path, *, force: bool, quiet: bool) -> None:
@@ -111,10 +102,8 @@ def write_vector_file(options: InferOptions, output: Path, *, force: bool, quiet
         say(f"vectors of {len(ids)} inputs: {output}")
 
 
-def _stream(options: InferOptions, generation: GenerateOptions, output: Result) -> None:
+def _stream(job: WriteJob, texts: Iterable[TextInput], output: Result) -> None:
     """Print generated text as it is produced."""
-    from onnxtool.infer.run import write_texts
-
     if output.output is not None or output.format_name != "text":
         raise click.UsageError("--stream prints text to stdout: leave out --output and --format")
     last = 0
@@ -124,7 +113,7 @@ def _stream(options: InferOptions, generation: GenerateOptions, output: Result) 
         click.echo("\n" * (number - last) + piece, nl=False)
         last = number
 
-    report = write_texts(options, generation, on_text=show)
+    report = job.answer(texts, on_text=show)
     click.echo("\n" * (len(report.answers) - 1 - last))
     if not output.quiet:
         say(f"{report.num_generated} tokens, {report.throughput_tokens_per_s:.1f} tokens/s")

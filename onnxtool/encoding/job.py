@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,14 +79,15 @@ class Job:
         threads = options.threads or 1
         model: CorpusModel
         notes: tuple[str, ...] = ()
-        if takes_pictures(ModelFile.open(model_path)):
+        file = ModelFile.open(model_path)
+        if takes_pictures(file):
             sources = find_picture_sources(corpus)
-            model = load_pictures(model_path, model_name=options.model_name, provider=options.provider, threads=threads)
+            model = load_pictures(file, model_name=options.model_name, provider=options.provider, threads=threads)
             _refuse_for_pictures(options)
         else:
             sources, left_out = find_sources(corpus)
             notes = tuple(left_out_notes(left_out))
-            model = load_for_texts(model_path, options, threads)
+            model = load_for_texts(file, options, threads)
             model.require_documents(options.text_task or options.prompt)
         is_sparse = isinstance(model, LoadedModel) and model.is_sparse
         kind = _kind(model, options, is_sparse=is_sparse)
@@ -125,15 +125,15 @@ class Job:
         yield from _notes(self.model, self.plan.task, num_truncated)
 
 
-def load_for_texts(path: Path, options: VectorOptions, threads: int) -> LoadedModel:
-    """Load the model that encodes texts of the task: the file at `path`, or its partner.
+def load_for_texts(file: ModelFile, options: VectorOptions, threads: int) -> LoadedModel:
+    """Load the model that encodes texts of the task: `file` or its partner.
 
     Raises:
         OnnxtoolError: as `onnxtool.infer.load`.
     """
-    path, model_name = find_file(path, options.model_name, options.text_task)
+    file, model_name = find_file(file, options.model_name, options.text_task)
     return load(
-        path,
+        file,
         model_name=model_name,
         description=options.description,
         provider=options.provider,

@@ -27,6 +27,7 @@ from onnxtool.errors import InputError, OnnxtoolError, imported
 from onnxtool.infer.chats import CUT
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.interruption import check_interrupted, critical
+from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import is_on_cuda
 
 _POLL_S = 0.5
@@ -201,7 +202,7 @@ class Encoder:
             )
         self._column = column
         path = model_on_this_machine(parse_location(model_path), options.text_task)
-        self._model = load_for_texts(path, options, options.threads or _threads_of_the_pipeline())
+        self._model = load_for_texts(ModelFile.open(path), options, options.threads or _threads_of_the_pipeline())
         self._encode(["a"])  # before the first batch comes: a model without vectors is an error of the model
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:

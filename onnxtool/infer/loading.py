@@ -26,7 +26,7 @@ from onnxtool.infer.report import InferReport
 from onnxtool.infer.static_queries import QUERY, load_queries
 from onnxtool.infer.text_model import TASKS, AnyVector, TextModel, find_file
 from onnxtool.infer.vectors import AnyVectors, TopK
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, ModelPath
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reports import short_repr
@@ -84,7 +84,7 @@ class LoadedModel(TextModel):
 
 @checked
 def load(
-    model_path: StrPath,
+    model_path: ModelPath,
     *,
     model_name: CheckpointName = None,
     description: FileDescription | None = None,
@@ -98,7 +98,7 @@ def load(
     """Load the model at `model_path` with its tokenizer.
 
     Args:
-        model_path: the ONNX file; its tokenizer is found next to it.
+        model_path: the ONNX file, or an open one; its tokenizer is found next to it.
         model_name: the checkpoint's folder or hub id, instead of the files next to the model.
         description: the task and output interpretation of a file from another exporter; None to use the file and its
             checkpoint, as reported in the result's `reading_notes`.
@@ -119,8 +119,7 @@ def load(
         ProviderError: the provider cannot run here; there is no silent fallback to another one.
         SessionError: onnxruntime cannot load the model.
     """
-    path = Path(model_path)
-    model = ModelFile.open(path)
+    model = ModelFile.open(model_path)
     reading = Reading(model, find_checkpoint_folder(model, model_name), description or FileDescription())
     folder = reading.folder
     tokenizer = open_tokenizer(reading.stored)
@@ -139,14 +138,14 @@ def load(
     prompts = Prompts.of(folder)
     template = ChatTemplate.of(folder, folder.sentence_modules, task)
 
-    def open_partner(other: Path) -> LoadedModel:
+    def open_partner(other: ModelFile) -> LoadedModel:
         return load(
             other, model_name=None if folder.route is None else model_name, provider=provider, threads=threads,
             inter_threads=inter_threads, representation=representation,
         )  # fmt: skip
 
-    tell(f"loading {path}")
-    session = open_session(path, provider=provider, threads=threads, inter_threads=inter_threads)
+    tell(f"loading {model.path}")
+    session = open_session(model, provider=provider, threads=threads, inter_threads=inter_threads)
     return LoadedModel(
         session=session,
         tokenizer=tokenizer,
@@ -222,12 +221,15 @@ def encode(
     """
     is_stored = vectors_as is not None or dimensions is not None or ranges is not None  # of no sparse vectors
     is_stored |= description is not None
-    if task == QUERY and not is_stored and (queries := load_queries(model_path, model_name=model_name)) is not None:
+    model = ModelFile.open(model_path)
+    if task == QUERY and not is_stored and (queries := load_queries(model, model_name=model_name)) is not None:
         found = queries.encode(several(texts), prompt=prompt)
         return found[0] if isinstance(texts, str) else found
     named = None if model_name is None else os.fspath(model_name)
-    path, model_name = find_file(Path(model_path), named, task)
-    model = load(path, model_name=model_name, description=description, provider=provider, representation=representation)
-    return model.encode(
+    model, model_name = find_file(model, named, task)
+    loaded = load(
+        model, model_name=model_name, description=description, provider=provider, representation=representation
+    )
+    return loaded.encode(
         texts, prompt=prompt, task=task, long=long, vectors_as=vectors_as, ranges=ranges, dimensions=dimensions
     )

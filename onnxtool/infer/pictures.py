@@ -32,7 +32,7 @@ from onnxtool.infer.loading import load
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.vectors import DenseVectors, TokenVectors, concatenated, cosine_similarities
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, ModelPath
 from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY, WEIGHTS_KEY
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
@@ -227,7 +227,7 @@ class PictureModel:
 
 @checked
 def load_pictures(
-    model_path: StrPath,
+    model_path: ModelPath,
     *,
     model_name: CheckpointName = None,
     provider: Provider = "auto",
@@ -236,7 +236,7 @@ def load_pictures(
     """Load the image model at `model_path` with its image processor.
 
     Args:
-        model_path: the ONNX file; preprocessor_config.json is found next to it.
+        model_path: the ONNX file, or an open one; preprocessor_config.json is found next to it.
         model_name: the checkpoint's folder or hub id, instead of the files next to the model.
         provider: `auto`, `cpu` or `cuda`.
         threads: intra-op threads; 0 for one per core.
@@ -248,7 +248,7 @@ def load_pictures(
         ProviderError: the provider cannot run here.
         SessionError: onnxruntime cannot load the model.
     """
-    model = ModelFile.open(Path(model_path))
+    model = ModelFile.open(model_path)
     if not takes_pictures(model):
         names = ", ".join(info.name for info in model.structure.inputs)
         raise InputError(
@@ -278,7 +278,7 @@ def load_pictures(
     processor = PageProcessor.of(folder, model.metadata[PROCESSOR_KEY]) if is_cut else PictureProcessor.of(folder)
     parts = _parts(model) if is_cut else None
     tell(f"loading {model.path}")
-    session = open_session(model.path, provider=provider, threads=threads)
+    session = open_session(model, provider=provider, threads=threads)
     task = stated_task(model) or TASK_OF_PICTURES
     return PictureModel(session, folder, processor, inputs, parts, vector, _VECTORS[vector] == 3, task)
 
@@ -299,7 +299,7 @@ def _parts(model: ModelFile) -> tuple[int, Fraction]:
     return int(token), Fraction(count)
 
 
-def answer_pictures(options: InferOptions) -> InferReport:
+def answer_pictures(file: ModelFile, options: InferOptions) -> InferReport:
     """Run the images of `options` through a model, and rank them by cosine if there is a query.
 
     Raises:
@@ -308,7 +308,7 @@ def answer_pictures(options: InferOptions) -> InferReport:
     """
     _refuse_unused(options)
     model = load_pictures(
-        options.model_path,
+        file,
         model_name=options.model_name,
         provider=options.provider,
         threads=options.threads,
@@ -423,7 +423,7 @@ def encode_query(model: PictureModel, query: str, options: InferOptions) -> Dens
             "export both sides from one checkpoint",
         )
     encode = _encode_tokens if model.by_token else _encode_text
-    vectors = encode(path, query, options)
+    vectors = encode(texts, query, options)
     width = next(info.shape[-1] for info in model.session.model.structure.outputs if info.name == model.vector)
     found = vectors.vectors if isinstance(vectors, TokenVectors) else vectors
     if found.dtype != np.float32 or found.shape[1:] != (width,):
@@ -434,14 +434,14 @@ def encode_query(model: PictureModel, query: str, options: InferOptions) -> Dens
     return vectors
 
 
-def _encode_text(path: Path, query: str, options: InferOptions) -> DenseVectors | TokenVectors:
-    texts = load(path, provider=options.provider, threads=options.threads)
+def _encode_text(model: ModelFile, query: str, options: InferOptions) -> DenseVectors | TokenVectors:
+    texts = load(model, provider=options.provider, threads=options.threads)
     return np.asarray(texts.encode([query], prompt=options.prompt, task="query"))
 
 
-def _encode_tokens(path: Path, query: str, options: InferOptions) -> DenseVectors | TokenVectors:
+def _encode_tokens(texts: ModelFile, query: str, options: InferOptions) -> DenseVectors | TokenVectors:
     """Encode a query for pages: formatted by the checkpoint's processor, with one vector per token."""
-    texts = ModelFile.open(path)
+    path = texts.path
     if options.prompt is not None:
         raise InputError("queries for pages are written as the checkpoint's processor does", "leave --prompt out")
     if [len(info.shape) for info in texts.structure.outputs if info.name == TOKENS] != [3]:
@@ -454,7 +454,7 @@ def _encode_tokens(path: Path, query: str, options: InferOptions) -> DenseVector
             "the tokenizer belongs to another model; export the model again",
         )
     tell(f"loading {path}")
-    session = open_session(path, provider=options.provider, threads=options.threads)
+    session = open_session(texts, provider=options.provider, threads=options.threads)
     values = session.run(text_feeds(texts, arrays))[TOKENS][0].astype(np.float32)
     require_finite(values, "vector of a token")
     return TokenVectors.stack([values])

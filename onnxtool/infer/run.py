@@ -1,9 +1,9 @@
-"""Run texts through a model in one call: what `onnxtool infer` does."""
+"""The jobs of `onnxtool infer`: one is chosen from an open file and the options, and runs all texts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.checkpoint.text_files import TextInput, count_lines, iterate_texts
@@ -11,7 +11,7 @@ from onnxtool.errors import InputError, OptionError
 from onnxtool.infer.answering import Asked, answer_queries, answer_texts, in_parts, stream_answers
 from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.generation.options import GenerateOptions
-from onnxtool.infer.generation.writing import OnText, Writer, load_writer
+from onnxtool.infer.generation.writing import OnText, Writer, load_writer, writes_text
 from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.pictures import answer_pictures, takes_pictures
@@ -34,6 +34,180 @@ def given_texts(options: InferOptions) -> Iterator[TextInput]:
         yield from iterate_texts(options.input_path)
 
 
+Report = InferReport | GenerationReport
+
+
+@dataclass(frozen=True)
+class PictureJob:
+    """Images through an image model, which takes no texts."""
+
+    model: ModelFile
+    options: InferOptions
+
+    def answer(self, texts: Iterable[TextInput]) -> InferReport:
+        """Return the answers for the images of the options."""
+        del texts
+        return answer_pictures(self.model, self.options)
+
+    def stream(self, texts: Iterable[TextInput]) -> Iterator[Report]:
+        """Yield one report of all images, without similarities and rankings."""
+        yield replace(self.answer(texts), similarities=(), rankings=())
+
+
+@dataclass(frozen=True)
+class LookupJob:
+    """Queries of an inference-free sparse encoder, for which no graph is loaded."""
+
+    queries: StaticQueries
+    options: InferOptions
+
+    def answer(self, texts: Iterable[TextInput]) -> InferReport:
+        """Return the terms of each text."""
+        return answer_queries(self.queries, tuple(texts), self.options)
+
+    def stream(self, texts: Iterable[TextInput]) -> Iterator[Report]:
+        """Yield reports of a few hundred texts each."""
+        return map(self.answer, in_parts(texts))
+
+    def encode(self, contents: Sequence[str], *, dense: bool) -> AnyVectors:
+        """Return the vectors of N queries, which are never dense."""
+        if dense:
+            raise _not_dense(self.options)
+        return self.queries.encode(contents, prompt=self.options.prompt)
+
+
+@dataclass(frozen=True)
+class TextJob:
+    """Texts through a model, which is loaded after they are read."""
+
+    model: ModelFile
+    options: InferOptions
+
+    def load(self) -> LoadedModel:
+        """Load the model with its tokenizer."""
+        options = self.options
+        return load(
+            self.model,
+            model_name=options.model_name,
+            description=options.description,
+            provider=options.provider,
+            threads=options.threads,
+            representation=options.representation,
+        )
+
+    @property
+    def asked(self) -> Asked:
+        """What the options ask of each text."""
+        options = self.options
+        long = None if options.long is None else LongTexts(options.long, options.overlap)
+        return Asked(options.query, options.prompt, options.text_task, long, options.top_k)
+
+    def answer(self, texts: Iterable[TextInput]) -> InferReport:
+        """Return the answer for each text."""
+        texts = tuple(texts)
+        return answer_texts(self.load(), texts, self.asked)
+
+    def stream(self, texts: Iterable[TextInput]) -> Iterator[Report]:
+        """Yield reports of a few hundred texts each, without similarities and rankings, in bounded memory."""
+        options = self.options
+        total = 0 if options.input_path is None else len(options.texts) + count_lines(options.input_path)
+        yield from stream_answers(self.load(), texts, self.asked, total)
+
+    def encode(self, contents: Sequence[str], *, dense: bool) -> AnyVectors:
+        """Return the vectors of N texts."""
+        options, model = self.options, self.load()
+        if dense and (model.is_sparse or model.is_late_interaction):
+            raise _not_dense(options)
+        return model.encode(contents, prompt=options.prompt, task=options.text_task, long=self.asked.long or CUT)
+
+
+@dataclass(frozen=True)
+class WriteJob:
+    """Texts that a generative model continues."""
+
+    model: ModelFile
+    options: InferOptions
+    generation: GenerateOptions
+
+    def load(self) -> Writer:
+        """Load the model.
+
+        Raises:
+            OptionError: an option does not apply to text generation.
+            InputError: likewise, of the query.
+        """
+        options = self.options
+        of_texts = {"--task": options.text_task, "--representation": options.representation}
+        given = [f"{name} {value}" for name, value in of_texts.items() if value is not None]
+        if given := [*options.description.given.values(), *given]:
+            raise OptionError(
+                f"{options.model_path} is a text-generation model; {' and '.join(given)} does not apply", "leave it out"
+            )
+        if options.query is not None:
+            raise InputError(
+                f"{options.model_path} is a text-generation model; --query does not apply",
+                "write both into one --text, as the model was trained on them",
+            )
+        return load_writer(
+            self.model,
+            options=self.generation,
+            model_name=options.model_name,
+            provider=options.provider,
+            threads=options.threads,
+        )
+
+    @property
+    def _long(self) -> LongTexts:
+        return CUT if self.options.long is None else LongTexts(self.options.long, self.options.overlap)
+
+    def answer(self, texts: Iterable[TextInput], *, on_text: OnText | None = None) -> GenerationReport:
+        """Return the text generated after each text."""
+        writer, long = self.load(), self._long
+        return writer.write(tuple(texts), prompt=self.options.prompt, long=long, on_text=on_text)
+
+    def stream(self, texts: Iterable[TextInput]) -> Iterator[Report]:
+        """Yield reports of a few hundred texts each, in bounded memory."""
+        writer, long, first = self.load(), self._long, 0
+        for part in in_parts(texts):
+            report = writer.write(part, prompt=self.options.prompt, long=long, first=first)
+            first += len(part)
+            yield replace(report, notes=())  # each answer states whether it, or its text, was truncated
+
+
+Job = PictureJob | LookupJob | TextJob | WriteJob
+
+
+def open_job(options: InferOptions, generation: GenerateOptions | None = None, *, must_write: bool = False) -> Job:
+    """Open the model's file, and decide what is to be done with it; nothing else of it is loaded.
+
+    Args:
+        options: what to run.
+        generation: the generation options; None to continue no text.
+        must_write: whether to generate text in any case.
+
+    Raises:
+        InputError: an option does not apply to the model, or a file of the checkpoint is missing.
+        ModelFileError: the file cannot be used.
+    """
+    model = ModelFile.open(options.model_path)
+    if generation is not None and (writes_text(model, generation) or must_write):
+        return WriteJob(model, options, generation)
+    if takes_pictures(model):
+        return PictureJob(model, options)
+    if options.images or options.text_model is not None:
+        raise InputError(
+            f"{options.model_path} takes no images, and --image or --text_model was passed",
+            f"pass the side of a dual encoder for images, exported with --task {TASK_OF_PICTURES}",
+        )
+    model, model_name = find_file(model, options.model_name, options.text_task)
+    options = replace(options, model_path=model.path, model_name=model_name)
+    if QUERY in (options.text_task, options.prompt) and not options.description.given:
+        queries = load_queries(model, model_name=model_name)
+        if queries is not None:
+            return LookupJob(queries, options)
+    return TextJob(model, options)
+
+
 @checked
 def run_texts(
     options: InferOptions,
@@ -51,15 +225,9 @@ def run_texts(
     Raises:
         OnnxtoolError: as for `load` and `LoadedModel.answer`.
     """
-    if takes_pictures(ModelFile.open(options.model_path)):
-        return answer_pictures(options)
-    _refuse_pictures(options)
-    options = _for_task(options)
-    texts = tuple(given_texts(options)) if texts is None else texts
-    queries = _queries(options)
-    if queries is not None:
-        return answer_queries(queries, texts, options)
-    return answer_texts(_load(options), texts, _asked(options))
+    job = open_job(options)
+    assert not isinstance(job, WriteJob)  # noqa: S101  there are no generation options
+    return job.answer(given_texts(options) if texts is None else texts)
 
 
 def encode_texts(options: InferOptions, *, dense: bool = False) -> tuple[list[str], AnyVectors]:
@@ -73,140 +241,15 @@ def encode_texts(options: InferOptions, *, dense: bool = False) -> tuple[list[st
         InputError: the model gives no vectors, or none that are dense, or a text is a pair.
         OnnxtoolError: as for `load` and `LoadedModel.encode`.
     """
-    if takes_pictures(ModelFile.open(options.model_path)):
+    job = open_job(options)
+    if not isinstance(job, TextJob | LookupJob):
         raise InputError(f"{options.model_path} takes images", "pass --output NAME/ for the vectors of --input")
-    _refuse_pictures(options)
-    options, texts = _for_task(options), tuple(given_texts(options))
+    texts = tuple(given_texts(options))
     if any(text.query is not None for text in texts):
         raise InputError("a pair of a query and a text has no vector", "leave query out of the lines of --input")
-    model, long = _load(options), _asked(options).long or CUT
-    if dense and (model.is_sparse or model.is_late_interaction):
-        raise InputError(f"{options.model_path} gives no dense vectors", "write them to a .npz or .parquet file")
     ids = [text.id or str(number) for number, text in enumerate(texts, start=1)]
-    contents = [text.contents for text in texts]
-    return ids, model.encode(contents, prompt=options.prompt, task=options.text_task, long=long)
+    return ids, job.encode([text.contents for text in texts], dense=dense)
 
 
-def stream_texts(
-    options: InferOptions,
-    *,
-    texts: Iterator[TextInput] | None = None,
-    generation: GenerateOptions | None = None,
-) -> Iterator[InferReport | GenerationReport]:
-    """Answer any number of texts in bounded memory, like `run_texts` or, with `generation`, like `write_texts`.
-
-    Args:
-        options: what to run.
-        texts: the texts of the options, if some are already read.
-        generation: the generation options; None for a model that does not generate.
-
-    Yields:
-        A report for a few hundred texts at a time, in order. The answers are the same as in a single report, without
-        similarities and rankings. Images come in one report.
-
-    Raises:
-        OnnxtoolError: as for these, when the text is reached.
-    """
-    if takes_pictures(ModelFile.open(options.model_path)):
-        yield replace(answer_pictures(options), similarities=(), rankings=())
-        return
-    _refuse_pictures(options)
-    options = _for_task(options)
-    texts = given_texts(options) if texts is None else texts
-    if generation is not None:
-        yield from _stream_written(options, generation, texts)
-        return
-    queries = _queries(options)
-    if queries is not None:
-        for part in in_parts(texts):
-            yield answer_queries(queries, part, options)
-        return
-    total = 0 if options.input_path is None else len(options.texts) + count_lines(options.input_path)
-    yield from stream_answers(_load(options), texts, _asked(options), total)
-
-
-def _stream_written(
-    options: InferOptions, generation: GenerateOptions, texts: Iterator[TextInput]
-) -> Iterator[GenerationReport]:
-    writer, long = _load_writer(options, generation)
-    first = 0
-    for part in in_parts(texts):
-        report = writer.write(part, prompt=options.prompt, long=long, first=first)
-        first += len(part)
-        yield replace(report, notes=())  # each answer states whether it, or its text, was truncated
-
-
-def _refuse_pictures(options: InferOptions) -> None:
-    if options.images or options.text_model is not None:
-        raise InputError(
-            f"{options.model_path} takes no images, and --image or --text_model was passed",
-            f"pass the side of a dual encoder for images, exported with --task {TASK_OF_PICTURES}",
-        )
-
-
-def _queries(options: InferOptions) -> StaticQueries | None:
-    """Return the lookup table if the texts are queries of an inference-free sparse encoder."""
-    if QUERY not in (options.text_task, options.prompt) or options.description.given:
-        return None
-    return load_queries(options.model_path, model_name=options.model_name)
-
-
-def _for_task(options: InferOptions) -> InferOptions:
-    """Return the options with the file for these texts, if queries and documents have separate files."""
-    path, model_name = find_file(options.model_path, options.model_name, options.text_task)
-    return replace(options, model_path=path, model_name=model_name)
-
-
-def _asked(options: InferOptions) -> Asked:
-    long = None if options.long is None else LongTexts(options.long, options.overlap)
-    return Asked(options.query, options.prompt, options.text_task, long, options.top_k)
-
-
-def _load(options: InferOptions) -> LoadedModel:
-    return load(
-        options.model_path,
-        model_name=options.model_name,
-        description=options.description,
-        provider=options.provider,
-        threads=options.threads,
-        representation=options.representation,
-    )
-
-
-def write_texts(
-    options: InferOptions,
-    generation: GenerateOptions,
-    *,
-    texts: Sequence[TextInput] | None = None,
-    on_text: OnText | None = None,
-) -> GenerationReport:
-    """Load a generative model, and generate after each text; `texts` as in `run_texts`.
-
-    Raises:
-        OnnxtoolError: as for `load_writer` and `Writer.write`.
-    """
-    writer, long = _load_writer(options, generation)
-    texts = tuple(given_texts(options)) if texts is None else texts
-    return writer.write(texts, prompt=options.prompt, long=long, on_text=on_text)
-
-
-def _load_writer(options: InferOptions, generation: GenerateOptions) -> tuple[Writer, LongTexts]:
-    of_texts = {"--task": options.text_task, "--representation": options.representation}
-    given = [f"{name} {value}" for name, value in of_texts.items() if value is not None]
-    if given := [*options.description.given.values(), *given]:
-        raise OptionError(
-            f"{options.model_path} is a text-generation model; {' and '.join(given)} does not apply", "leave it out"
-        )
-    if options.query is not None:
-        raise InputError(
-            f"{options.model_path} is a text-generation model; --query does not apply",
-            "write both into one --text, as the model was trained on them",
-        )
-    writer = load_writer(
-        options.model_path,
-        options=generation,
-        model_name=options.model_name,
-        provider=options.provider,
-        threads=options.threads,
-    )
-    return writer, CUT if options.long is None else LongTexts(options.long, options.overlap)
+def _not_dense(options: InferOptions) -> InputError:
+    return InputError(f"{options.model_path} gives no dense vectors", "write them to a .npz or .parquet file")

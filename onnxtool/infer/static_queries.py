@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.vectors import SparseVectors
 from onnxtool.model_file import ModelFile
-from onnxtool.options import CheckpointName, StrPath
+from onnxtool.options import CheckpointName
 from onnxtool.runtime.tokens import open_tokenizer
 
 QUERY = "query"  # the name of the queries' prompt and task
@@ -82,11 +81,11 @@ class StaticQueries:
         )
 
 
-def load_queries(model_path: StrPath, *, model_name: CheckpointName = None) -> StaticQueries | None:
-    """Load the query lookup table from the files next to the model at `model_path`.
+def load_queries(model: ModelFile, *, model_name: CheckpointName = None) -> StaticQueries | None:
+    """Load the query lookup table from the files next to a model.
 
     Args:
-        model_path: the ONNX file, whose graph is not loaded.
+        model: the ONNX file, whose graph is not loaded.
         model_name: the checkpoint's folder or hub id, instead of the files next to the model.
 
     Returns:
@@ -94,7 +93,7 @@ def load_queries(model_path: StrPath, *, model_name: CheckpointName = None) -> S
 
     Raises:
         InputError: there is no tokenizer, or the table cannot be read.
-        ModelFileError: the file cannot be used.
+        ModelFileError: its metadata names a folder that is not next to it.
     """
-    folder = find_checkpoint_folder(ModelFile.open(Path(model_path)), model_name)
+    folder = find_checkpoint_folder(model, model_name)
     return None if folder.sentence_modules.query is None else StaticQueries.of(folder, open_tokenizer(folder))

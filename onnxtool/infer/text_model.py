@@ -161,7 +161,7 @@ class TextModel:
     reading_notes: tuple[str, ...] = ()
     chats: Chats | None = None
     partner_path: Path | None = None
-    open_partner: Callable[[Path], TextModel] | None = None
+    open_partner: Callable[[ModelFile], TextModel] | None = None
 
     @property
     def is_sparse(self) -> bool:
@@ -188,8 +188,8 @@ class TextModel:
             InputError: the file for these texts is missing, or does not belong to this one.
             OnnxtoolError: it cannot be loaded.
         """
-        path = self.session.model.path
-        return self if self._file_for(task) == path or self.open_partner is None else self._partner
+        model = self.session.model
+        return self if self._file_for(task) is model or self.open_partner is None else self._partner
 
     def prompt_notes(self, prompt: str | None, task: str | None = None) -> tuple[str, ...]:
         """Say where the prompt stands, if there is one."""
@@ -206,14 +206,14 @@ class TextModel:
             return ""
         return f"the route {metadata.get(ROUTE_KEY)} reads the texts; the task {others[0]} has an encoder of its own"
 
-    def _file_for(self, task: str | None) -> Path:
+    def _file_for(self, task: str | None) -> ModelFile:
         return file_for(self.session.model, task, self.partner_path)
 
     @cached_property
     def _partner(self) -> TextModel:
         assert self.open_partner is not None  # noqa: S101  of_task asks for it
-        (task,) = (task for task in TASKS if self._file_for(task) != self.session.model.path)
-        return self.open_partner(self._file_for(task))
+        (partner,) = (file for file in map(self._file_for, TASKS) if file is not self.session.model)
+        return self.open_partner(partner)
 
     def tokenize(
         self, texts: str | Iterable[Text], *, prompt: str | None = None, task: TextTask = None
@@ -254,9 +254,9 @@ class TextModel:
         Raises:
             InputError: a text is not valid Unicode, has no tokens or too many, or there is no such prompt.
         """
-        if (path := self._file_for(task)) != self.session.model.path:
+        if (other := self._file_for(task)) is not self.session.model:
             raise InputError(
-                f"{self.session.model.path} does not read texts of the task {task}: {path} does",
+                f"{self.session.model.path} does not read texts of the task {task}: {other.path} does",
                 "load that file, or take the model that of_task() gives",
             )
         texts = (texts,) if isinstance(texts, str) else tuple(texts)
@@ -519,27 +519,26 @@ def _batch(
     return Batch(texts, arrays["input_ids"][:count], arrays["attention_mask"][:count].astype(bool), kept)
 
 
-def find_file(path: Path, model_name: str | None, task: str | None) -> tuple[Path, str | None]:
+def find_file(model: ModelFile, model_name: str | None, task: str | None) -> tuple[ModelFile, str | None]:
     """Return the file that encodes texts for a task, and its checkpoint; None for the files next to it.
 
     A folder with one route does not describe the partner, which has its own files.
 
     Args:
-        path: an ONNX file.
+        model: an ONNX file.
         model_name: the user's folder or id for it; None if not given.
         task: as in `file_for`.
 
     Raises:
         OnnxtoolError: as for `file_for`, or the folder cannot be read.
     """
-    model = ModelFile.open(path)
     found = file_for(model, task)
-    if found == path or model_name is None:
+    if found is model or model_name is None:
         return found, model_name
     return found, model_name if find_checkpoint_folder(model, model_name).route is not None else None
 
 
-def file_for(model: ModelFile, task: str | None, partner: Path | None = None) -> Path:
+def file_for(model: ModelFile, task: str | None, partner: Path | None = None) -> ModelFile:
     """Return the file that encodes texts for a task: `model` or its partner.
 
     Args:
@@ -554,7 +553,7 @@ def file_for(model: ModelFile, task: str | None, partner: Path | None = None) ->
     path = model.path
     reads = model.metadata.get(READS_KEY)
     if task is None or reads is None or task in reads.split(", "):
-        return path
+        return model
     route = model.metadata.get(ROUTE_KEY)
     name = model.plain_name(PARTNER_KEY)
     if partner is None and name is None:
@@ -568,11 +567,12 @@ def file_for(model: ModelFile, task: str | None, partner: Path | None = None) ->
             f"{path} is for texts of the task {reads}, and the file for {task} is not there: {partner}",
             "keep both files of the checkpoint in one folder",
         )
-    other = ModelFile.open(partner).metadata
-    if task not in other.get(READS_KEY, "").split(", ") or other.get(PAIR_KEY) != model.metadata.get(PAIR_KEY):
+    other = ModelFile.open(partner)
+    tasks, pair = (other.metadata.get(key, "") for key in (READS_KEY, PAIR_KEY))
+    if task not in tasks.split(", ") or pair != model.metadata.get(PAIR_KEY, ""):
         raise InputError(
             f"{partner} is not the partner of {path}: they were written by two runs, of other weights, or it is "
             f"not for texts of the task {task}",
             "run the export again, which writes both",
         )
-    return partner
+    return other

@@ -46,13 +46,15 @@ class ModelFile:
 
     @classmethod
     @checked
-    def open(cls, path: StrPath) -> ModelFile:
-        """Open the model at `path` without reading its weights.
+    def open(cls, path: ModelPath) -> ModelFile:
+        """Open the model at `path` without reading its weights; one that is open is returned as it is.
 
         Raises:
             ModelFileError: the file is missing or malformed, or its external data is missing, too short, or outside the
                 folder of the file (`external_file`).
         """
+        if isinstance(path, ModelFile):
+            return path
         path = Path(path)
         model = cls(path, read_structure(path))
         external = {location: external_file(path, location) for location in model.external_locations}
@@ -145,6 +147,10 @@ class ModelFile:
                 "it was edited by hand; export the model again",
             )
         return steps
+
+
+ModelPath = StrPath | ModelFile
+"""A file, or one that is open: whoever opens it hands it on."""
 
 
 class Staging:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.errors import InputError, ModelFileError, ProviderError, SessionError, first_line, shorten, some
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
 from onnxtool.interruption import temporary_folder
-from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
+from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile, ModelPath
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, EXACT_PRODUCTS_KEY, REQUIRED, digest_of_start
 from onnxtool.model_file.weights import externalized
-from onnxtool.options import StrPath, checked
+from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_json
 from onnxtool.reports import short_repr
@@ -189,14 +189,14 @@ class Session:
 
 @checked
 def open_session(
-    path: StrPath,
+    path: ModelPath,
     *,
     provider: Provider = "auto",
     threads: Threads = 0,
     inter_threads: InterThreads = 0,
     frugal: bool = False,
 ) -> Session:
-    """Load the model at `path` on `provider` with `threads` intra-op threads (0: all cores).
+    """Load the model at `path`, or an open one, on `provider` with `threads` intra-op threads (0: all cores).
 
     With `inter_threads` above one, independent operators run in parallel.
 
@@ -214,7 +214,7 @@ def open_session(
             CPU; there is no silent fallback.
         SessionError: onnxruntime cannot load the model.
     """
-    return _open(Path(path), provider, threads, inter_threads, frugal=frugal, prove=True)
+    return _open(path, provider, threads, inter_threads, frugal=frugal, prove=True)
 
 
 def open_alike(
@@ -244,7 +244,7 @@ def open_plain(path: Path, provider: ExecutionProvider) -> Session:
 
 
 def _open(
-    path: Path,
+    path: ModelPath,
     provider: str | ExecutionProvider,
     threads: int = 0,
     inter_threads: int = 0,
@@ -258,6 +258,7 @@ def _open(
     import onnxruntime as ort
 
     model = ModelFile.open(path)
+    path = model.path
     check_harmless(model)
     chosen, notes = find_provider(model, provider)
     if prove and not chosen.row.is_reference and (chosen.allow_fallback or not _is_verified(model, chosen)):
@@ -412,10 +413,10 @@ def prove(argument: Sequence[Any]) -> dict[str, Any]:
 def _prove(model: ModelFile, provider: ExecutionProvider, threads: int) -> Proof:
     path = model.path
     cases = input_cases(model, longest=LONGEST_CASE)
-    session = _open(path, CPU, frugal=True)
+    session = _open(model, CPU, frugal=True)
     expected = run_reference(session.run, cases, name="the CPU's result", refusal=SessionError)
     del session
-    session = _open(path, provider, threads, frugal=False)
+    session = _open(model, provider, threads, frugal=False)
     found = verify(session.run, expected, tolerance_of(model, provider))
     why = "" if found.passed else failure(found, "").message
     share = _share_of_others(path, provider, expected.cases[-1].feeds) if session.elsewhere else 0.0

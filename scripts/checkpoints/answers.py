@@ -28,9 +28,8 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling
 
 from onnxtool.errors import OnnxtoolError
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.infer import GenerateOptions, InferOptions, load, run_texts
+from onnxtool.infer import GenerateOptions, InferOptions, generate, load, run_texts
 from onnxtool.infer.report import InferReport
-from onnxtool.infer.run import write_texts
 from tests.infer.tiny_models import TEXTS, VOCABULARY, write_checkpoint
 
 _TOLERANCE = 1e-4
@@ -321,9 +320,8 @@ def _generated(settings: dict[str, Any], folder: Path) -> str:
     """Compare samples that leave one choice, which are those of a greedy search."""
     _, model, tokenizer = _decoder(folder)
     path = _exported(folder, task="text-generation-with-past", exporter="auto")
-    options = InferOptions(path, texts=TEXTS, provider="cpu")
     asked = GenerateOptions(max_new_tokens=6, decoding="sample" if settings else None, **settings)
-    found = write_texts(options, asked)
+    found = generate(path, TEXTS, options=asked, provider="cpu")
     for text, answer in zip(TEXTS, found.answers, strict=True):
         inputs = tokenizer(text, return_tensors="pt")
         ids = model.generate(**inputs, max_new_tokens=6, do_sample=False)[0, inputs.input_ids.shape[1] :]

@@ -146,7 +146,8 @@ def test_files_of_one_encoder_read_all_texts(tmp_path: Path) -> None:
     """Nothing is looked for."""
     write_checkpoint(tmp_path / "m", modules=POOLED)
     path = TinyModel(table(len(VOCABULARY), WIDTH), "last_hidden_state").write(tmp_path / "m.onnx")
-    assert {file_for(ModelFile.open(path), task) for task in ("query", "document", None)} == {path}
+    model = ModelFile.open(path)
+    assert {file_for(model, task) for task in ("query", "document", None)} == {model}
 
 
 def test_a_folder_of_one_route_says_nothing_of_the_partner(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from onnxtool.export.sidecar_files import write_sidecar_files
 from onnxtool.export.source import Source
 from onnxtool.infer import InferOptions, SparseVectors, encode, load, run_texts
 from onnxtool.infer.static_queries import load_queries
+from onnxtool.model_file import ModelFile
 from onnxtool.runtime import session
 from tests.infer.tiny_models import CLS, VOCABULARY, model_for, table, write_model
 
@@ -204,7 +205,7 @@ def test_a_query_is_cut_to_the_limit_of_its_tokenizer(tmp_path: Path) -> None:
 
 def test_tokens_that_frame_texts_are_no_terms_unless_asked_for(tmp_path: Path) -> None:
     """Where a query spells them out."""
-    queries = load_queries(inference_free(tmp_path))
+    queries = load_queries(ModelFile.open(inference_free(tmp_path)))
     assert queries is not None
     assert queries.encode(["[CLS] cat"]).terms() == [{"cat": 1.5}]
     assert queries.encode(["[CLS] cat"], keep_special=True).terms() == [{"cat": 1.5, "[CLS]": CLS / 4}]

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +25,7 @@ from onnxtool.infer.loading import load
 from onnxtool.infer.options import LongText
 from onnxtool.infer.report import GenerationReport, WrittenText
 from onnxtool.infer.text_model import TextModel
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, ModelPath
 from onnxtool.model_file.metadata import MAX_DECODER_LENGTH_KEY
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
@@ -102,7 +101,7 @@ class Writer:
         self._longest = limit if encoder is None else graph.metadata_number(MAX_DECODER_LENGTH_KEY)
         first = None
         if encoder is not None:
-            first = open_session(encoder.path, provider=model.session.provider, threads=model.session.intra_threads)
+            first = open_session(encoder, provider=model.session.provider, threads=model.session.intra_threads)
         self._generator = SessionModel(model.session, first, self._longest)
         self._encoder = encoder
         with _followed(model.folder):
@@ -445,13 +444,12 @@ def _followed(folder: CheckpointFolder) -> Iterator[None]:
         logging.set_verbosity(verbosity)
 
 
-def writes_text(model_path: Path, options: GenerateOptions) -> bool:
+def writes_text(model: ModelFile, options: GenerateOptions) -> bool:
     """Whether text generation is requested: by a generation option, or by a model that does nothing else.
 
     Raises:
         InputError: an option requests it, and the model has no cache.
     """
-    model = ModelFile.open(model_path)
     if options.asks_for_text:
         cache_of(model)
         return True
@@ -460,7 +458,7 @@ def writes_text(model_path: Path, options: GenerateOptions) -> bool:
 
 @checked
 def load_writer(
-    model_path: StrPath,
+    model_path: ModelPath,
     *,
     options: GenerateOptions = _AS_THE_CHECKPOINT,
     model_name: CheckpointName = None,
