@@ -132,17 +132,17 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
     storage = storage_of(source)(graph)
     with temporary_folder() as folder, ExitStack() as stack:
         # Vectors that the reference stores as codes are compared before encoding.
-        path = source.path if storage is None else stack.enter_context(scratch_file(graph, folder))
+        original_file = source if storage is None else stack.enter_context(scratch_file(graph, folder))
         original = Original(
             source,
-            path,
+            original_file,
             provider,
             source.structure.ops,
             turns=find_turns(graph),
             given=options.given,
         )
         del graph
-        return original.run().compare(file.path, options.tolerance, VectorType.of_model(file))
+        return original.run().compare(file, options.tolerance, VectorType.of_model(file))
 
 
 def _compare_with_checkpoint(file: ModelFile, reference: str, options: VerifyOptions) -> Verification:

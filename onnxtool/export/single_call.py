@@ -180,9 +180,9 @@ class SingleCallPipeline:
         Raises:
             VerificationError: an output differs by more than `tolerance`.
         """
-        specification = self.specification
-        run_file = specification.runner(path) if specification else open_session(path, provider="cpu", frugal=True).run
-        dtypes = {info.name: info.dtype for info in ModelFile.open(path).structure.inputs}
+        model, specification = ModelFile.open(path), self.specification
+        run_file = specification.runner(path) if specification else open_session(model, provider="cpu", frugal=True).run
+        dtypes = {info.name: info.dtype for info in model.structure.inputs}
 
         def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
             # Floats are passed in the file's dtype: half precision for a half-precision model.

@@ -53,9 +53,10 @@ class ModelFile:
             ModelFileError: the file is missing or malformed, or its external data is missing, too short, or outside the
                 folder of the file (`external_file`).
         """
-        if isinstance(path, ModelFile):
-            return path
-        path = Path(path)
+        return path if isinstance(path, ModelFile) else cls._read(Path(path))
+
+    @classmethod
+    def _read(cls, path: Path) -> ModelFile:
         model = cls(path, read_structure(path))
         external = {location: external_file(path, location) for location in model.external_locations}
         note_input(path, *external.values())

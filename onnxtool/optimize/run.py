@@ -128,7 +128,7 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     stopwatch = Stopwatch()
     tell(f"loading {options.model_path}")
     source, output = _checked(options)
-    require_loadable(source.path)
+    require_loadable(source)
     context = _context(source, options)
     before = summarize_file(source)
     passes = passes_for(options.target.name, options.precision)
@@ -138,33 +138,33 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     stopwatch.lap("load")
     with staged(output, force=options.force) as staging, ExitStack() as stack:
         # The reference returns vectors before quantized storage.
-        path = source.path if storage is None else stack.enter_context(scratch_file(model, staging.folder))
+        original = source if storage is None else stack.enter_context(scratch_file(model, staging.folder))
         reference, disabled = None, _disabled_optimizers(options, before)
         if options.verify:  # before any pass, because no pass causes the file's own behaviour
             tell(f"running {source.path.name}")
             turns = find_turns(model)
-            reference = Original(source, path, options.target, before.ops, disabled, turns, options.given).run()
+            reference = Original(source, original, options.target, before.ops, disabled, turns, options.given).run()
             stopwatch.lap("verify")
         feeds = verification_feeds(source, options.given) if options.precision != "fp32" else ()
         finishing = FINISHING[options.target.name]
         conversion = Conversion(options, source, feeds, staging.folder, context, finishing, disabled)
         run = _Run(options, source, before, attentions, staging, reference, stopwatch, [(model, storage)], judge)
         del model, storage
-        path, report = run.write_with_right_passes(passes, conversion)
+        result, report = run.write_with_right_passes(passes, conversion)
         target = ExecutionProvider.parse(report.provider) if options.provider == AUTO else options.target
         target = replace(target, precision=BF16 if report.precision == BF16 else FP32)
-        speed, not_timed = _speed(options, target, source, path)
+        speed, not_timed = _speed(options, target, source, result)
         stopwatch.lap("timing")
         left_out = [result.name for result in report.passes if result.left_out]
         stamp_step(
-            path,
+            result.path,
             "optimize",
             report.verification,
             previous=source.steps,
             provider=report.provider,
             precision=report.precision,
             versions=f"onnxtool {__version__}, onnxruntime {runtime_version()}",
-            **({} if target.row.is_reference else proof_of(path, target)),
+            **({} if target.row.is_reference else proof_of(result.path, target)),
             passes={result.name: result.num_changes for result in report.passes if not result.left_out},
             **({"left_out": list[Json](left_out)} if left_out else {}),
             **_error_figures(report.quantization),
@@ -191,7 +191,7 @@ def _require_provider(options: OptimizeOptions) -> None:
 
 
 def _speed(
-    options: OptimizeOptions, target: ExecutionProvider, source: ModelFile, path: Path
+    options: OptimizeOptions, target: ExecutionProvider, source: ModelFile, result: ModelFile
 ) -> tuple[Speed | None, str]:
     """Time the result if requested, or return why that was not possible."""
     if not options.timing:
@@ -200,9 +200,9 @@ def _speed(
         return None, problem
     tell("timing the result and its input")
     try:
-        return compare_speed(source, path, target, options.given), ""
+        return compare_speed(source, result, target, options.given), ""
     except OnnxtoolError as error:  # the result may still be right
-        return None, error.message.replace(str(path), "the result")
+        return None, error.message.replace(str(result.path), "the result")
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,9 @@ class _Run:
     loaded: list[tuple[ir.Model, Storage | None]]
     judge: Judge | None = None
 
-    def write_with_right_passes(self, passes: Sequence[Pass], conversion: Conversion) -> tuple[Path, OptimizeReport]:
+    def write_with_right_passes(
+        self, passes: Sequence[Pass], conversion: Conversion
+    ) -> tuple[ModelFile, OptimizeReport]:
         """Write the output; if one pass breaks it or fails, write it again without that pass.
 
         Raises:
@@ -236,7 +238,7 @@ class _Run:
         left_out: list[PassResult] = []
         while True:
             try:
-                path, report = self._write(passes, conversion)
+                result, report = self._write(passes, conversion)
             except (FaultyPassError, FailedPassError) as error:
                 name = error.name
                 known = {step.name for step in (*passes, *conversion.finishing)}
@@ -244,7 +246,7 @@ class _Run:
                     raise
                 left_out.append(PassResult(name, 0, 0.0, f"left out: {error.why}", left_out=True))
             else:
-                return path, replace(report, passes=(*report.passes, *left_out))
+                return result, replace(report, passes=(*report.passes, *left_out))
             _LOGGER.info("pass %s is left out: %s", name, left_out[-1].note)
             tell(f"starting again without {name}")
             passes = [step for step in passes if step.name != name]
@@ -258,7 +260,7 @@ class _Run:
         model = load_model(self.options.model_path)
         return model, storage_of(self.source)(model)
 
-    def _write(self, passes: Sequence[Pass], conversion: Conversion) -> tuple[Path, OptimizeReport]:
+    def _write(self, passes: Sequence[Pass], conversion: Conversion) -> tuple[ModelFile, OptimizeReport]:
         """Run the passes, convert, write and verify; return the file, which is not stamped yet, and what was done."""
         options, context = self.options, conversion.context
         model, storage = self._take()
@@ -272,12 +274,12 @@ class _Run:
         tell(f"writing {self.staging.output}")
         if storage is not None:
             storage.put_back(converted.model)
-        path = save_model(converted.model, self.staging)
+        result = ModelFile.open(path := save_model(converted.model, self.staging))
         precision, quantization = converted.precision, count_written(converted.quantization, path)
         if quantization is not None and quantization.has_small_pairs:
             require_small_pairs(path)
         # onnxruntime lacks float16 CPU kernels for some operators, and crashes on its replacements.
-        if precision == "fp16" and (signal := death_on(ModelFile.open(path))):
+        if precision == "fp16" and (signal := death_on(result)):
             raise PassError(
                 f"onnxruntime {runtime_version()} dies on the result in fp16 ({signal})",
                 "no file was written; leave --precision out",
@@ -285,7 +287,7 @@ class _Run:
         del model, converted
         gc.collect()  # a graph has reference cycles, and would keep its weights while two sessions load theirs
         self.stopwatch.lap("write")
-        staged_stats = summarize_model(path)
+        staged_stats = summarize_file(result)
         _require_same_signature(self.before, staged_stats)
         fusions = _count_fusions(staged_stats, self.attentions)
         if options.require_fusion:
@@ -296,18 +298,18 @@ class _Run:
             stored = None if storage is None else storage.stored
             tolerance = _tolerance(options, precision, target, self.before)
             if not target.row.is_reference:  # which may die of a graph: another process runs it there first
-                notes = prove_elsewhere(ModelFile.open(path), target, is_trial=True).notes
+                notes = prove_elsewhere(result, target, is_trial=True).notes
             reference = replace(self.reference, original=replace(self.reference.original, wanted=target))
-            verification = Verifier(reference, steps, context, tolerance, stored).verify(path)
+            verification = Verifier(reference, steps, context, tolerance, stored).verify(result)
             self.stopwatch.lap("verify")
         ranking = None
         # Vectors in another storage type have different neighbours for that reason too.
         if options.verify and quantization is not None and storage is None:
             tell("comparing neighbours")
-            ranking = measure_ranking(self.source.path, path, self.source)
+            ranking = measure_ranking(self.source, result, self.source)
             self.stopwatch.lap("ranking")
         if quantization is not None and self.reference is not None and not target.row.is_reference:
-            error = _error_on_provider(path, self.source, target, conversion)
+            error = _error_on_provider(result, self.source, target, conversion)
             quantization = replace(quantization, error=error)
         report = OptimizeReport(
             output=str(self.staging.output),
@@ -324,10 +326,12 @@ class _Run:
             duration_ms={},
             notes=notes,
         )
-        return path, report
+        return result, report
 
 
-def _error_on_provider(path: Path, source: ModelFile, target: ExecutionProvider, conversion: Conversion) -> float:
+def _error_on_provider(
+    result: ModelFile, source: ModelFile, target: ExecutionProvider, conversion: Conversion
+) -> float:
     """Measure the error of the quantized result on the calibration inputs where it is to run.
 
     Raises:
@@ -335,9 +339,9 @@ def _error_on_provider(path: Path, source: ModelFile, target: ExecutionProvider,
     """
     feeds = conversion.calibration.feeds
     tell(f"measuring the error on {target.place}")
-    session = open_alike(source.path, provider=CPU, disabled=conversion.disabled_optimizers)
+    session = open_alike(source, provider=CPU, disabled=conversion.disabled_optimizers)
     expected = [session.run(given) for given in feeds]
-    session = open_alike(path, provider=target, disabled=conversion.disabled_optimizers)
+    session = open_alike(result, provider=target, disabled=conversion.disabled_optimizers)
     error = float(measure_errors(session, feeds, expected).max(initial=0.0))
     if error > conversion.bound:
         raise PassError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -24,8 +23,10 @@ _NOISE = 0.02  # of the ratio, beyond its interval
 _NOISE_OF_FEW = 0.1  # where a file is too slow for turns enough
 
 
-def compare_speed(source: ModelFile, path: Path, provider: ExecutionProvider, given: GivenInputs = NO_INPUTS) -> Speed:
-    """Time the files `source` and `path` on the largest verification input, opened as a user would open them.
+def compare_speed(
+    source: ModelFile, result: ModelFile, provider: ExecutionProvider, given: GivenInputs = NO_INPUTS
+) -> Speed:
+    """Time the files `source` and `result` on the largest verification input, opened as a user would open them.
 
     Sessions have onnxruntime's defaults, without the session options requested in the metadata, and one thread: threads
     of two sessions would compete for cores. Both run in turns, after an uncounted run, for about a second, or once if a
@@ -44,10 +45,10 @@ def compare_speed(source: ModelFile, path: Path, provider: ExecutionProvider, gi
     if provider.is_processor and base.is_processor and time.get_clock_info("process_time").resolution < _FINE:
         clock = time.thread_time_ns if provider.name == CPU else time.process_time_ns  # a plugin has its own threads
     if source.size_bytes > MAX_INLINE_BYTES:  # one after another: both may not fit into memory
-        before = _time(_open(source.path, base, feeds), feeds, clock)
-        turns.append((before, _time(_open(path, provider, feeds), feeds, clock)))
+        before = _time(_open(source, base, feeds), feeds, clock)
+        turns.append((before, _time(_open(result, provider, feeds), feeds, clock)))
     else:
-        first, second = _open(source.path, base, feeds), _open(path, provider, feeds)
+        first, second = _open(source, base, feeds), _open(result, provider, feeds)
         start = time.perf_counter()
         while len(turns) < _MOST_TURNS:
             turns.append((_time(first, feeds, clock), _time(second, feeds, clock)))
@@ -62,8 +63,8 @@ def compare_speed(source: ModelFile, path: Path, provider: ExecutionProvider, gi
     return Speed(shape, len(turns), before_ms, after_ms, ratio, (low, high), slower=high < 1.0 - noise)
 
 
-def _open(path: Path, provider: ExecutionProvider, feeds: Mapping[str, NDArray[Any]]) -> Session:
-    session = open_plain(path, provider)
+def _open(model: ModelFile, provider: ExecutionProvider, feeds: Mapping[str, NDArray[Any]]) -> Session:
+    session = open_plain(model, provider)
     session.run_unchecked(feeds)  # the first run allocates
     return session
 

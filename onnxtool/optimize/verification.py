@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ProviderError, SessionError, VerificationError, first_line
-from onnxtool.model_file import ModelFile, scratch_file
+from onnxtool.model_file import ModelFile, ModelPath, scratch_file
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, Runner, failure, run_reference, verify
@@ -71,7 +71,7 @@ class Original:
     """
 
     source: ModelFile
-    path: Path
+    path: ModelPath
     wanted: ExecutionProvider
     ops: Mapping[str, int]
     disabled: Sequence[str] = ()
@@ -88,7 +88,7 @@ class Original:
         """Whether results run on a provider that is no reference."""
         return not self.wanted.row.is_reference
 
-    def open(self, path: Path, level: str = _ALL) -> Runner:
+    def open(self, path: ModelPath, level: str = _ALL) -> Runner:
         """Load the model at `path` where the original runs, with the session options of both files.
 
         Raises:
@@ -96,7 +96,7 @@ class Original:
         """
         return open_alike(path, provider=self.provider, disabled=self.disabled, level=level).run
 
-    def open_result(self, path: Path) -> Runner:
+    def open_result(self, path: ModelPath) -> Runner:
         """Load a result where it is to run.
 
         Raises:
@@ -107,7 +107,7 @@ class Original:
             return self.open(path)
         return open_alike(path, provider=self.wanted, disabled=self.disabled).run
 
-    def reseeded(self, path: Path, seed: int = 1, opened: Callable[[Path], Runner] | None = None) -> Runner:
+    def reseeded(self, path: ModelPath, seed: int = 1, opened: Callable[[ModelPath], Runner] | None = None) -> Runner:
         """Return what loads the model at `path` for every run: random operators then draw from the beginning."""
 
         def run(feeds: Feeds) -> Feeds:
@@ -179,13 +179,13 @@ class Reference:
     expected: ReferenceOutputs
     draws: bool = False
 
-    def compare(self, path: Path, tolerance: Tolerance, stored: VectorType | None = None) -> Verification:
-        """Compare the model at `path` with the original; a model that does not load fails every case."""
+    def compare(self, result: ModelFile, tolerance: Tolerance, stored: VectorType | None = None) -> Verification:
+        """Compare `result` with the original; a model that does not load fails every case."""
         original = self.original
         try:
-            run = original.reseeded(path, opened=original.open_result) if self.draws else original.open_result(path)
+            run = original.reseeded(result, opened=original.open_result) if self.draws else original.open_result(result)
         except (SessionError, ProviderError) as error:
-            run = _failing(SessionError(error.message.replace(str(path), "the result"), error.hint))
+            run = _failing(SessionError(error.message.replace(str(result.path), "the result"), error.hint))
         place = original.wanted.place if original.runs_elsewhere else original.provider
         return replace(verify(run, self.expected, tolerance, stored), provider=place)
 
@@ -234,22 +234,22 @@ class Verifier:
     tolerance: Tolerance
     stored: VectorType | None = None
 
-    def verify(self, path: Path) -> Verification:
-        """Compare the file at `path` with the source on random inputs of several shapes and masks.
+    def verify(self, result: ModelFile) -> Verification:
+        """Compare `result` with the source on random inputs of several shapes and masks.
 
         Raises:
             FaultyPassError: an output differs by more than the tolerance because of one pass.
             VerificationError: an output differs, and no pass is the cause.
             SessionError: the source itself runs on none of the inputs.
         """
-        verification = self.reference.compare(path, self.tolerance, self.stored)
+        verification = self.reference.compare(result, self.tolerance, self.stored)
         if verification.passed:
             return verification
         tolerance, variation = self.reference.widened(self.tolerance, verification)
         if variation is not None:
-            verification = self.reference.compare(path, tolerance, self.stored)
+            verification = self.reference.compare(result, tolerance, self.stored)
         if not verification.passed:
-            self._blame(verification, tolerance, path.parent)
+            self._blame(verification, tolerance, result.path.parent)
         return replace(verification, own_variation=variation)
 
     def _blame(self, verification: Verification, tolerance: Tolerance, folder: Path) -> NoReturn:
@@ -281,10 +281,10 @@ class Verifier:
 
     def _after(self, num_passes: int, case: Reference, tolerance: Tolerance, folder: Path) -> Verification:
         """Compare the model after this many passes on a case."""
-        model = load_model(self.reference.original.path)
+        model = load_model(ModelFile.open(self.reference.original.path).path)
         model, _ = run_passes(model, self.passes[:num_passes], self.context, most_rounds=1)
         with scratch_file(model, folder) as path:
-            return case.compare(path, tolerance, self.stored)
+            return case.compare(ModelFile.open(path), tolerance, self.stored)
 
 
 def _num_elements(case: Case) -> int:
@@ -316,7 +316,7 @@ def accepted_cases(model: ModelFile, *, longest: int | None = None, given: Given
     stamp = InputStamp.read(model)
     if stamp is not None and stamp.cases and given == NO_INPUTS:
         return cases
-    session = open_session(model.path, provider="cpu", frugal=True)
+    session = open_session(model, provider="cpu", frugal=True)
     outputs = run_reference(session.run, cases, name=model.path.name, refusal=SessionError)
     require_accepted(model, outputs.cases, cases, session.run)
     return list(outputs.cases)

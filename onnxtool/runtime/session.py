@@ -218,7 +218,7 @@ def open_session(
 
 
 def open_alike(
-    path: Path, *, provider: str | ExecutionProvider, disabled: Sequence[str], level: str = "ENABLE_ALL"
+    path: ModelPath, *, provider: str | ExecutionProvider, disabled: Sequence[str], level: str = "ENABLE_ALL"
 ) -> Session:
     """Load the model at `path` to compare it with another, with session options common to both.
 
@@ -234,7 +234,7 @@ def open_alike(
     return _open(path, provider, frugal=True, disabled=disabled, level=level)
 
 
-def open_plain(path: Path, provider: ExecutionProvider) -> Session:
+def open_plain(path: ModelPath, provider: ExecutionProvider) -> Session:
     """Load the model at `path` with one thread, as other applications do, without the session options of its metadata.
 
     Raises:
@@ -495,7 +495,7 @@ def _left_to_others(inference: Any, provider: ExecutionProvider) -> tuple[str, .
     )
 
 
-def require_loadable(path: Path) -> None:
+def require_loadable(model: ModelFile) -> None:
     """Check that onnxruntime accepts the graph, so that other code can rely on its names, types and shapes.
 
     Nothing is optimized, and no weights are read. A graph with operators that lack CPU kernels passes.
@@ -507,7 +507,7 @@ def require_loadable(path: Path) -> None:
     from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernelError
 
     options = ort.SessionOptions()
-    source = _make_frugal(options, ModelFile.open(path))
+    source = _make_frugal(options, model)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.intra_op_num_threads = 1
@@ -517,7 +517,7 @@ def require_loadable(path: Path) -> None:
     except NoKernelError:
         return
     except Exception as error:  # onnxruntime has no error class of its own
-        raise _not_loaded(path, error) from error
+        raise _not_loaded(model.path, error) from error
 
 
 def _not_loaded(path: Path, error: Exception, provider: ExecutionProvider | None = None) -> SessionError:

@@ -92,7 +92,7 @@ def test_the_same_clock_times_both_files(
         return cast("Session", SimpleNamespace(run_unchecked=run_unchecked))
 
     monkeypatch.setattr(speed, "open_plain", open_waiting)
-    found = speed.compare_speed(ModelFile.open(model), model, ExecutionProvider.parse(provider))
+    found = speed.compare_speed(ModelFile.open(model), ModelFile.open(model), ExecutionProvider.parse(provider))
     assert (found.after_ms < 50) is alike
 
 

@@ -230,15 +230,16 @@ def _compared(path: Path, monkeypatch: pytest.MonkeyPatch, operator: str, moves:
     x = np.ones((1, 4), np.float32)
     y = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
 
-    def opened(_original: Original, opened: Path, level: str = "ENABLE_ALL") -> Runner:
-        off = np.float32(by if opened.name == "result" else moves if level == "DISABLE_ALL" else 0)
+    def opened(_original: Original, opened: Path | ModelFile, level: str = "ENABLE_ALL") -> Runner:
+        off = np.float32(by if opened is result else moves if level == "DISABLE_ALL" else 0)
         return lambda _feeds: {"y": y + off}
 
     monkeypatch.setattr(Original, "open", opened)
-    original = Original(ModelFile.open(path), path, ExecutionProvider(CPU), {operator: 1})
+    source, result = ModelFile.open(path), ModelFile.open(path)
+    original = Original(source, path, ExecutionProvider(CPU), {operator: 1})
     expected = run_reference(original.open(path), [Case("a case", {"x": x}, None)], name="m.onnx")
     verifier = Verifier(Reference(original, expected), (), Context(), TOLERANCES["fp32"])
-    return verifier.verify(path.with_name("result"))
+    return verifier.verify(result)
 
 
 def test_a_file_that_quantizes_as_it_runs_may_differ_as_much_as_it_does_by_itself(
@@ -287,7 +288,7 @@ def test_both_files_run_with_the_same_session_options(exported: Path, monkeypatc
     original = Original(ModelFile.open(exported), exported, ExecutionProvider(CPU), {}, ["SkipLayerNormFusion"])
     shutil.copy(exported, path)
     stamp(path, {DISABLED_OPTIMIZERS_KEY: "GeluFusion"})
-    assert original.run().compare(path, TOLERANCES["fp32"]).passed
+    assert original.run().compare(ModelFile.open(path), TOLERANCES["fp32"]).passed
     assert given == 2 * [(["SkipLayerNormFusion"], onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL)]
 
 

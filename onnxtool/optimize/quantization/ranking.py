@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.errors import InputError
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, ModelPath
 from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.calibration import text_feeds_of
@@ -34,7 +33,7 @@ _LENGTHS = range(40, 600)
 _TEXTS = "pydoc_data"
 
 
-def measure_ranking(reference: Path, found: Path, source: ModelFile) -> Ranking | None:
+def measure_ranking(reference: ModelPath, found: ModelPath, source: ModelFile) -> Ranking | None:
     """Compare the neighbours of texts, by the dot products of their vectors, or their scores, in two files.
 
     Args:
@@ -100,7 +99,7 @@ def _output_of(source: ModelFile) -> str | None:
     return None
 
 
-def _encode(path: Path, output: str, feeds: Sequence[Feeds]) -> NDArray[np.float32]:
+def _encode(path: ModelPath, output: str, feeds: Sequence[Feeds]) -> NDArray[np.float32]:
     """Return the vectors of all texts, float32 [T, D]."""
     session = open_session(path, provider="cpu", frugal=True)
     return np.concatenate([session.run(given)[output] for given in feeds]).astype(np.float32)

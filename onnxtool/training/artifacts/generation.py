@@ -303,7 +303,7 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
         return _with_weights(settle_domains(copy)), None
     file = ModelFile.open(model)
     check_harmless(file)
-    require_loadable(file.path)
+    require_loadable(file)
     loaded = settle_domains(onnx.load(file.path, load_external_data=False))
     sort_nodes(loaded)
     path = relocate(loaded, file.path) / file.path.name

@@ -1,0 +1,55 @@
+"""A command opens its model once, and hands the open file on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxtool.model_file.wire import read_structure
+from tests.cli.entry_point import run_onnxtool
+from tests.encoding.corpora import dense_model, make_texts, write_corpus
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files whose structure is read."""
+    found: list[Path] = []
+
+    def read(path: Path, *arguments: Any, **options: Any) -> Any:
+        found.append(path)
+        return read_structure(path, *arguments, **options)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("onnxtool") and getattr(module, "read_structure", None) is read_structure:
+            monkeypatch.setattr(module, "read_structure", read)
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("infer", "{model}", "--text", "a b"),
+        ("infer", "{model}", "--input", "{texts}", "--output", "vectors/"),
+        ("stats", "{model}"),
+    ],
+    ids=["a text", "a collection", "a summary"],
+)
+def test_a_command_reads_its_model_once(tmp_path: Path, reads: list[Path], arguments: tuple[str, ...]) -> None:
+    """However many parts of the command ask what it is."""
+    model, texts = dense_model(tmp_path), write_corpus(tmp_path / "texts.jsonl", make_texts(3))
+    reads.clear()
+    done = run_onnxtool(tmp_path, *(word.format(model=model, texts=texts) for word in arguments))
+    assert (done.returncode, reads) == (0, [model]), done.stderr
+
+
+def test_a_result_is_read_when_it_is_written_and_when_it_is_stamped(tmp_path: Path, reads: list[Path]) -> None:
+    """And the input once."""
+    model = dense_model(tmp_path)
+    reads.clear()
+    done = run_onnxtool(tmp_path, "optimize", str(model), "--output", "o.onnx")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in reads].count(model.name) == 1
+    assert [path.name for path in reads].count("o.onnx") == 3  # before the stamp, in the commit, in its place
