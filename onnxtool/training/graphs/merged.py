@@ -29,13 +29,16 @@ _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _PARAMETER = re.compile(r"%[pb]_(\w+)")
 _PADDING = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (\d+)")
-_BIAS = re.compile(r"aten\.(?:linear\.default\]\(args = \(%\w+, %p_\w+, %p_|addmm\.default\]\(args = \(%p_)(\w+)")
+_BIAS = re.compile(
+    r"aten\.(?:(?:linear|conv\w*)\.\w+\]\(args = \(%\w+, %p_\w+, %p_|addmm\.default\]\(args = \(%p_)(\w+)"
+)
 _CONSTANT = re.compile(r"(^|/)Constant(_\d+)?_output_0$")  # the TorchScript exporter's name for one
-# FX nodes that select and move elements.
+# FX nodes that move elements, and those of them that may repeat some.
 _MOVES = re.compile(
     r"(_to_copy|alias|cat|clone|detach|embedding|flatten|index|index_select|permute|reshape|select|slice|split|squeeze"
     r"|stack|t|transpose|unsqueeze|view)(_\d+)?"
 )
+_SELECTS = re.compile(r"(cat|embedding|index|index_select|stack)(_\d+)?")
 _PLACES = {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"}
 _LAYERS = ("BatchNormalization", "Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization")
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -117,14 +120,16 @@ class Parameters:
         return list(self._tensors[name].dims) if name in self._tensors else []
 
     def _restore_biases(self) -> None:
-        """Add the zeros that the dynamo exporter left out of a Gemm as a bias."""
+        """Add the zeros that the dynamo exporter left out of a product as a bias."""
         added: dict[str, str] = {}  # by the FX name: a module that is called twice has one
         for node in self.model.graph.node:
-            biased = _BIAS.search(_metadata(node, FX_NODE)) if node.op_type == "Gemm" and len(node.input) == 2 else None
-            if biased is None or node.input[1] not in self._tensors:
+            is_short = node.op_type in _PRODUCTS[:3] and len(node.input) == 2 and node.input[1] in self._tensors
+            biased = _BIAS.search(_metadata(node, FX_NODE)) if is_short else None
+            if biased is None:
                 continue
-            is_transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-            size = self._sizes(node.input[1])[0 if is_transposed else 1]
+            settings = {attribute.name: attribute.i for attribute in node.attribute}
+            sizes, is_first = self._sizes(node.input[1]), node.op_type == "Conv" or settings.get("transB")
+            size = sizes[0] if is_first else sizes[1] * settings.get("group", 1)
             if biased[1] not in added:
                 zeros = numpy_helper.from_array(np.zeros(size, np.float32))
                 added[biased[1]] = self._copy(zeros, _dotted(biased[1], node))
@@ -140,7 +145,7 @@ class Parameters:
                 self.certain.add(name)
             elif kind or is_constant or _CONSTANT.search(name):
                 self.others.add(name)
-            elif len(sources) > 1 and not self._is_moved(name, {*sources} - {*computed_from}):
+            elif computed_from and not self._is_moved(name, {name, *sources} - {*computed_from}):
                 self.others.add(name)
                 self.doubts[name] = f"{some(computed_from)} not trained: the exporter computed {name} from it"
         for node in self.model.graph.node:
@@ -155,10 +160,13 @@ class Parameters:
                     f"{node.name} may have a BatchNormalization folded into its weights, which is not trained"
                 )
 
-    def _is_moved(self, name: str, operators: set[str]) -> bool:
+    def _is_moved(self, name: str, steps: set[str]) -> bool:
         """Return whether an initializer is trained as its sources are: a repeated row has several gradients."""
+        operators = [step for step in steps if _is_operator(step)]
         if all(node.op_type in ("GRU", "LSTM", "RNN") for node in self.model.graph.node if name in node.input):
             return True
+        if not any(map(_SELECTS.fullmatch, operators)):
+            return all(map(_MOVES.fullmatch, operators))
         array = self._array(name)
         return all(map(_MOVES.fullmatch, operators)) and np.unique(array).size == array.size
 

@@ -27,15 +27,18 @@ class Equal(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7, 6, padding_idx=2)
+        self.conv = nn.Conv1d(6, 6, 1)
         self.batch, self.group = nn.BatchNorm1d(6), nn.GroupNorm(2, 6)
         self.first, self.second, self.layer = nn.LayerNorm(6), nn.LayerNorm(6), nn.Linear(6, 6)
         self.head = nn.Linear(6, 3)
         nn.init.zeros_(self.head.bias)
         nn.init.zeros_(self.layer.bias)
+        nn.init.zeros_(self.conv.bias)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Normalize four times, and multiply by one layer twice: [N, S] to [N, 3]."""
-        x = self.group(functional.silu(self.batch(functional.silu(self.embedding(ids)).mean(1))))
+        x = functional.silu(self.conv(self.embedding(ids).transpose(1, 2)))
+        x = self.group(functional.silu(self.batch(x.mean(2))))
         x = self.first(functional.silu(self.layer(functional.silu(self.layer(x)))))
         return self.head(self.second(functional.silu(x)))
 
