@@ -13,6 +13,7 @@ from onnxtool.model_file import ModelFile, scratch_folder
 from onnxtool.reports import WritePlan
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.training import onnxblock
+from onnxtool.training.artifacts.differences import verify_file
 from onnxtool.training.artifacts.forward_export import Forward, export_forward, source_of
 from onnxtool.training.artifacts.generation import (
     LOSSES,
@@ -64,8 +65,23 @@ def plan_training(options: PreparationOptions) -> WritePlan:
 
 
 def _file_options(options: PreparationOptions) -> ArtifactOptions:
+    file = options.model_path or Path()
     setting = LossSetting(options.loss, "", options.class_axis or 1, options.ignore_index, bool(options.shift_labels))
-    return _artifact_options(options, setting, options.model_path or Path(), options.loss_inputs)
+    made = _artifact_options(options, setting, file, options.loss_inputs)
+
+    def verify(folder: Path) -> ArtifactVerification | None:
+        outputs = options.loss_inputs or [value.name for value in ModelFile.open(file).structure.outputs]
+        return verify_file(
+            folder, options.prefix, file, replace(setting, output=outputs[0]), _optimizer_setting(options)
+        )
+
+    return replace(made, verify=verify if options.verify and options.loss != NONE and options.lora is None else None)
+
+
+def _optimizer_setting(options: PreparationOptions) -> OptimizerSetting | None:
+    if options.optimizer == NONE:
+        return None
+    return OptimizerSetting(options.optimizer, options.weight_decay, options.max_grad_norm)
 
 
 def make_checkpoint_artifacts(options: PreparationOptions, forward: Forward) -> ArtifactReport:
@@ -82,9 +98,7 @@ def make_checkpoint_artifacts(options: PreparationOptions, forward: Forward) -> 
     is_verifiable = options.loss != NONE and len(loss_inputs) == 1 and setting.output in forward.outputs
 
     def verify(folder: Path) -> ArtifactVerification | None:
-        optimizer = OptimizerSetting(options.optimizer, options.weight_decay, options.max_grad_norm)
-        written = None if options.optimizer == NONE else optimizer
-        return verify_artifacts(folder, options.prefix, forward.reference, setting, written)
+        return verify_artifacts(folder, options.prefix, forward.reference, setting, _optimizer_setting(options))
 
     made = replace(
         _artifact_options(options, setting, forward.path, loss_inputs),

@@ -36,7 +36,7 @@ from onnxtool.training.graphs.names import (
 )
 
 _SEED = 20
-_STEPS = 3
+STEPS = 3
 _RATE = 1e-3
 
 
@@ -119,8 +119,8 @@ class TorchModel:
         model = self.model.eval()
         with torch.no_grad():
             logits = self._output(setting.output, self.sample)
-            labels = _labels(logits, setting)
-            eval_loss = float(_torch_loss(logits, labels, setting))
+            labels = draw_labels(logits, setting)
+            eval_loss = float(torch_loss(logits, labels, setting))
             own = self._own_loss(labels, setting)
         model.train()
         for name, module in model.named_modules():
@@ -132,7 +132,7 @@ class TorchModel:
         model.zero_grad(set_to_none=True)
         leaves = {name: self.sample[name].detach().clone().requires_grad_() for name in inputs}
         with _scaling_dropout():
-            loss = _torch_loss(self._output(setting.output, {**self.sample, **leaves}), labels, setting)
+            loss = torch_loss(self._output(setting.output, {**self.sample, **leaves}), labels, setting)
             loss.backward()
         leaves |= adapters or {}
         gradients = {
@@ -170,7 +170,7 @@ class TorchModel:
         return float(loss) if isinstance(loss, torch.Tensor) else None
 
 
-def _labels(logits: Any, setting: LossSetting) -> Any:
+def draw_labels(logits: Any, setting: LossSetting) -> Any:
     """Draw labels for logits [B, C] or [B, S, C] with a third of them ignored, or targets of the same shape."""
     import torch
 
@@ -187,7 +187,7 @@ def _labels(logits: Any, setting: LossSetting) -> Any:
     return labels
 
 
-def _torch_loss(logits: Any, labels: Any, setting: LossSetting) -> Any:
+def torch_loss(logits: Any, labels: Any, setting: LossSetting) -> Any:
     """Compute one of the LossType losses in PyTorch."""
     from torch.nn import functional
 
@@ -247,7 +247,7 @@ def _scaling_dropout() -> Iterator[None]:
 TOLERANCE = 1e-3
 # A gradient that is zero apart from rounding, such as the gradient of the key bias in attention, is compared relative
 # to this fraction of the network's largest gradient.
-_SMALL = 1e-2
+SMALL = 1e-2
 _USUAL = 8.0  # times the median: the usual elements
 _RANDOM = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
@@ -304,10 +304,9 @@ def verify_artifacts(
     Raises:
         ArtifactError: they exceed the tolerance.
     """
-    training = onnx.load(folder / f"{prefix}training_model.onnx", load_external_data=False)
-    if not _RANDOM.isdisjoint(node.op_type for node in training.graph.node):
+    training = without_dropout(folder / f"{prefix}training_model.onnx")
+    if training is None:
         return None
-    replace_dropout(training)
     checkpoint = load_checkpoint(folder / f"{prefix}checkpoint")
     inputs = inputs_with_gradient({entry.key: entry.value for entry in training.metadata_props})
     values = {**checkpoint.trainable, **checkpoint.frozen}
@@ -323,29 +322,26 @@ def verify_artifacts(
     onnx.save(training, path)
     models = [open_session(one, provider="cpu", frugal=True) for one in (path, folder / f"{prefix}eval_model.onnx")]
     path.unlink()
-    updates = _Updates(
-        folder / f"{prefix}optimizer_model.onnx", optimizer, {n: values[n] for n in checkpoint.trainable}
-    )
+    updates = Updates(folder / f"{prefix}optimizer_model.onnx", optimizer, {n: values[n] for n in checkpoint.trainable})
     results = list[ArtifactVerification]()
     with adapted(model, lora, values) as adapters:
-        for _ in range(_STEPS):
+        for _ in range(STEPS):
             step = model.step(setting, checkpoint.trainable, inputs, adapters)
-            found, evaluated = (_run(session, feeds, step.labels) for session in models)
+            found, evaluated = (run_model(session, feeds, step.labels) for session in models)
             loss, eval_loss = (float(next(iter(outputs.values())).reshape(-1)[0]) for outputs in (found, evaluated))
             gradients = {name: found[accumulated_name(name)] for name in with_gradient}
             feeds |= {name: found[updated_name(name)] for name in checkpoint.frozen if updated_name(name) in found}
             parameters, error = updates.step({name: gradients[name] for name in checkpoint.trainable})
             feeds |= parameters
             model.load(parameters, adapters)
-            results.append(_compare(type(model.model).__name__, (loss, eval_loss), gradients, step, error))
+            results.append(
+                _compare(f"{type(model.model).__name__} in PyTorch", (loss, eval_loss), gradients, step, error)
+            )
         model.load(checkpoint.trainable, adapters)
-    result = _worst(results)
-    if not result.passed:
-        raise ArtifactError(_describe(result), "report it with the checkpoint; --no_verify writes the artifacts anyway")
-    return result
+    return worst_of(results)
 
 
-class _Updates:
+class Updates:
     """Steps of the optimizer model, and of PyTorch's optimizer in float64 on the same gradients.
 
     Without an optimizer model, steps are those of SGD, and are not compared.
@@ -389,7 +385,7 @@ class _Updates:
             self._feeds |= {name.removesuffix("_out"): array for name, array in found.items()}
             rounding = 2.0**-22 * np.abs(wanted)
             beyond = np.maximum(np.abs(found[updated_name(PARAMETERS)][0] - wanted) - rounding, 0)
-            error = _largest(beyond, changes, _SMALL * float(np.abs(changes).max()))
+            error = _largest(beyond, changes, SMALL * float(np.abs(changes).max()))
         self._feeds[PARAMETERS] = wanted.astype(np.float32)[None]
         sizes = [int(np.prod(shape)) for shape in self._shapes.values()]
         parts = np.split(self._feeds[PARAMETERS][0], np.cumsum(sizes)[:-1])
@@ -400,6 +396,15 @@ class _Updates:
 
 def _flat(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     return np.concatenate([np.zeros(0, np.float32), *(array.reshape(-1) for array in arrays.values())])
+
+
+def without_dropout(path: Path) -> onnx.ModelProto | None:
+    """Read a training model, and replace its Dropout; None if it draws other random numbers."""
+    training = onnx.load(path, load_external_data=False)
+    if not _RANDOM.isdisjoint(node.op_type for node in training.graph.node):
+        return None
+    replace_dropout(training)
+    return training
 
 
 def replace_dropout(model: onnx.ModelProto) -> None:
@@ -419,7 +424,8 @@ def replace_dropout(model: onnx.ModelProto) -> None:
             model.graph.node.append(helper.make_node("Equal", [node.input[0]] * 2, node.output[1:2]))
 
 
-def _run(session: Session, feeds: Mapping[str, NDArray[Any]], labels: NDArray[Any]) -> dict[str, NDArray[Any]]:
+def run_model(session: Session, feeds: Mapping[str, NDArray[Any]], labels: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Run a training or eval model; inputs that are not in `feeds` are labels."""
     known = {name for name in session.input_names if name in feeds or parameter_of_buffer(name)}
     added = [name for name in session.input_names if name not in known]
     return session.run({name: feeds.get(name, labels) for name in (*known, *added)})
@@ -438,7 +444,7 @@ def _compare(
 ) -> ArtifactVerification:
     expected = {name: step.gradients.get(name, np.zeros_like(array)) for name, array in gradients.items()}
     largest = max((float(np.abs(array).max(initial=0.0)) for array in expected.values()), default=0.0)
-    least = max(_SMALL * largest, float(np.finfo(np.float32).tiny))
+    least = max(SMALL * largest, float(np.finfo(np.float32).tiny))
     errors = {
         name: _largest(np.abs(array - expected[name]), expected[name], least) for name, array in gradients.items()
     }
@@ -448,26 +454,30 @@ def _compare(
         reference=reference,
         loss=losses[0],
         reference_loss=step.loss,
-        loss_error=_relative_error(losses[0], step.loss),
-        eval_loss_error=_relative_error(losses[1], step.eval_loss),
+        loss_error=relative_error(losses[0], step.loss),
+        eval_loss_error=relative_error(losses[1], step.eval_loss),
         gradient_error=errors.get(worst, 0.0),
         worst_parameter=worst,
         num_gradients=len(errors),
         update_error=update,
         tolerance=TOLERANCE,
         own_loss=step.own_loss,
-        own_loss_error=0.0 if step.own_loss is None else _relative_error(losses[1], step.own_loss),
+        own_loss_error=0.0 if step.own_loss is None else relative_error(losses[1], step.own_loss),
     )
 
 
-def _worst(results: Sequence[ArtifactVerification]) -> ArtifactVerification:
-    """Return the first step with the largest errors of all; NaN is the largest."""
+def worst_of(results: Sequence[ArtifactVerification]) -> ArtifactVerification:
+    """Return the first step with the largest errors of all; NaN is the largest.
+
+    Raises:
+        ArtifactError: they exceed the tolerance.
+    """
 
     def most(name: str) -> float:
         return float(np.max([getattr(result, name) for result in results]))
 
     worst = next((one for one in results if not one.gradient_error < most("gradient_error")), results[0])
-    return replace(
+    result = replace(
         results[0],
         worst_parameter=worst.worst_parameter,
         loss_error=most("loss_error"),
@@ -475,15 +485,19 @@ def _worst(results: Sequence[ArtifactVerification]) -> ArtifactVerification:
         gradient_error=most("gradient_error"),
         update_error=most("update_error"),
     )
+    if not result.passed:
+        raise ArtifactError(_describe(result), "report it with the model; --no_verify writes the artifacts anyway")
+    return result
 
 
-def _relative_error(found: float, expected: float) -> float:
+def relative_error(found: float, expected: float) -> float:
+    """Return an error relative to the expected number."""
     return abs(found - expected) / max(abs(expected), 1e-6)
 
 
 def _describe(result: ArtifactVerification) -> str:
     return (
-        f"the artifacts differ from {result.reference} in PyTorch: the loss is {result.loss:.6g} instead of "
+        f"the artifacts differ from {result.reference}: the loss is {result.loss:.6g} instead of "
         f"{result.reference_loss:.6g}, a relative error of {result.loss_error:.2g} (eval model "
         f"{result.eval_loss_error:.2g}); the gradient of {result.worst_parameter} has a relative error of "
         f"{result.gradient_error:.2g}, the optimizer's changes {result.update_error:.2g}; the tolerance is "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnx import helper, numpy_helper
 from torch import nn
 
 from onnxtool.errors import ArtifactError
+from onnxtool.training.artifacts.differences import verify_file
 from onnxtool.training.artifacts.verification import LossSetting, OptimizerSetting, TorchModel, verify_artifacts
 from onnxtool.training.graphs.names import LEARNING_RATE, accumulated_name
 from tests.training.small_models import batch, make, parameters_of, perceptron
@@ -61,10 +63,17 @@ def test_three_steps_are_those_of_pytorch(tmp_path: Path, kind: str) -> None:
     scale(tmp_path / file, name, factor)
     reference = TorchModel(Perceptron(), {"x": torch.tensor(batch()[0])})
     setting, optimizer = LossSetting("CrossEntropyLoss", "logits", class_axis=1), OptimizerSetting("AdamW")
+    onnx.save(perceptron(), tmp_path / "m.onnx")
     if not message:
-        found = verify_artifacts(tmp_path, "", reference, setting, optimizer)
-        assert found is not None
-        assert 0 < max(found.gradient_error, found.update_error) < 1e-4
+        for found in (
+            verify_artifacts(tmp_path, "", reference, setting, optimizer),
+            verify_file(tmp_path, "", tmp_path / "m.onnx", replace(setting, output="y"), optimizer),
+        ):
+            assert found is not None
+            assert found.num_gradients == 4
+            assert max(found.gradient_error, found.update_error) < 1e-4
         return
     with pytest.raises(ArtifactError, match=message):
         verify_artifacts(tmp_path, "", reference, setting, optimizer)
+    with pytest.raises(ArtifactError, match=message.replace("0.01", "0.0").replace("of 1", "of ")):
+        verify_file(tmp_path, "", tmp_path / "m.onnx", replace(setting, output="y"), optimizer)

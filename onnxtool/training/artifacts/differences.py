@@ -1,0 +1,169 @@
+"""Verify the artifacts of a file whose checkpoint is not known, by differences of the loss in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
+
+from onnxtool.errors import InputError, SessionError
+from onnxtool.model_file import ModelFile
+from onnxtool.runtime.input_cases import input_cases
+from onnxtool.runtime.session import open_session
+from onnxtool.training.artifacts.verification import (
+    SMALL,
+    STEPS,
+    TOLERANCE,
+    ArtifactVerification,
+    LossSetting,
+    OptimizerSetting,
+    Updates,
+    draw_labels,
+    relative_error,
+    run_model,
+    torch_loss,
+    without_dropout,
+    worst_of,
+)
+from onnxtool.training.checkpoints.checkpoint import load_checkpoint
+from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name
+from onnxtool.training.graphs.parameters import FLOATS
+
+_Feeds = Mapping[str, NDArray[Any]]
+_SIZE = 1e-5
+
+
+def verify_file(
+    folder: Path, prefix: str, file: Path, setting: LossSetting, optimizer: OptimizerSetting | None
+) -> ArtifactVerification | None:
+    """Compare three steps of the models in `folder` with differences of the training loss in float64.
+
+    The loss of the eval model is compared with that of the file's output.
+
+    Returns:
+        The largest differences; None if the model draws random numbers outside Dropout or rounds, if no inputs can be
+        made up, or nothing computes its loss in float64.
+
+    Raises:
+        ArtifactError: they exceed the tolerance.
+    """
+    import torch
+
+    training = without_dropout(folder / f"{prefix}training_model.onnx")
+    if training is None or any(node.op_type == "QuantizeLinear" for node in training.graph.node):
+        return None
+    exact = _loss_in_float64(training, folder)
+    try:
+        case = max(input_cases(ModelFile.open(file)), key=lambda case: len(next(iter(case.feeds.values()))))
+        logits = torch.from_numpy(open_session(file, provider="cpu").run(case.feeds)[setting.output])
+    except (InputError, SessionError):  # what is made up does not fit the file
+        return None
+    labels = draw_labels(logits, setting)
+    checkpoint = load_checkpoint(folder / f"{prefix}checkpoint")
+    trained = checkpoint.trainable
+    feeds = {**case.feeds, **trained, **checkpoint.frozen, LAZY_RESET: np.array([True])}
+    feeds |= {buffer_name(name): np.zeros_like(array) for name, array in trained.items()}
+    path = folder / f".{prefix}verification.onnx"
+    onnx.save(training, path)
+    models = [open_session(one, provider="cpu", frugal=True) for one in (path, folder / f"{prefix}eval_model.onnx")]
+    path.unlink()
+    updates = Updates(folder / f"{prefix}optimizer_model.onnx", optimizer, trained)
+    results, expected = list[ArtifactVerification](), float(torch_loss(logits, labels, setting))
+    for _ in range(STEPS):
+        found, evaluated = (run_model(session, feeds, labels.numpy()) for session in models)
+        loss, eval_loss = (float(next(iter(outputs.values())).reshape(-1)[0]) for outputs in (found, evaluated))
+        expected = eval_loss if results else expected
+        gradients = {name: found[accumulated_name(name)] for name in trained}
+        inputs = {name: feeds.get(name, labels.numpy()) for name in models[0].input_names}
+        try:
+            wanted = exact(inputs)
+        except Exception:  # noqa: BLE001 - neither onnxruntime nor onnx.reference has a class for it
+            return None
+        errors = _errors(exact, inputs, gradients, wanted)
+        worst = max(errors, key=lambda name: np.inf if np.isnan(errors[name]) else errors[name], default="")
+        parameters, update_error = updates.step(gradients)
+        feeds |= parameters
+        results.append(
+            ArtifactVerification(
+                reference=f"differences of {file.name} in float64",
+                loss=loss,
+                reference_loss=wanted,
+                loss_error=relative_error(loss, wanted),
+                eval_loss_error=relative_error(eval_loss, expected),
+                gradient_error=errors.get(worst, 0.0),
+                worst_parameter=worst,
+                num_gradients=len(errors),
+                update_error=update_error,
+                tolerance=TOLERANCE,
+                own_loss=None,
+                own_loss_error=0.0,
+            )
+        )
+    return worst_of(results)
+
+
+def _errors(exact: Callable[[_Feeds], float], inputs: _Feeds, gradients: _Feeds, loss: float) -> dict[str, float]:
+    """Return the error of each gradient along itself and a random direction in its elements that are not zero."""
+    draw, errors = np.random.default_rng(0), dict[str, float]()
+    largest = max((float(np.linalg.norm(one)) for one in gradients.values()), default=0.0)
+    for name, array in gradients.items():
+        gradient = array.astype(np.float64)
+        norm = float(np.linalg.norm(gradient))
+        noise = draw.normal(size=gradient.shape) * ((gradient != 0) if norm else 1.0)
+        direction = noise / np.linalg.norm(noise) + (gradient / norm if norm else 0.0)
+        below, above = (exact({**inputs, name: inputs[name] + size * direction}) for size in (-_SIZE, _SIZE))
+        slope, kink = ((above - below) / (2 * _SIZE), abs(above - 2 * loss + below) / (2 * _SIZE))
+        error = abs(float((gradient * direction).sum()) - slope) - kink
+        errors[name] = max(error, 0.0) / max(norm, SMALL * largest, 1e-30)
+    return errors
+
+
+def _loss_in_float64(training: onnx.ModelProto, folder: Path) -> Callable[[_Feeds], float]:
+    """Return what computes the loss of a training model: onnxruntime, or onnx.reference where it has no kernels."""
+    from onnx.reference import ReferenceEvaluator
+
+    model = ir.from_proto(training)
+    del model.graph.outputs[1:]
+    common.RemoveUnusedNodesPass()(model)
+    for value in [value for value in model.graph.inputs if not value.uses()]:
+        model.graph.inputs.remove(value)
+    double = ir.to_proto(model)
+    del double.graph.value_info[:]
+    _widen(double)
+    path = folder / ".float64.onnx"
+    onnx.save(double, path)
+    try:
+        run = open_session(path, provider="cpu", frugal=True).run
+    except SessionError:
+        evaluator = ReferenceEvaluator(double)
+        run = lambda feeds: {"loss": evaluator.run(None, dict(feeds))[0]}  # noqa: E731 - as the session's method
+    path.unlink()
+    names = [value.name for value in double.graph.input]
+
+    def loss(feeds: _Feeds) -> float:
+        given = {
+            name: feeds[name].astype(np.float64) if feeds[name].dtype.kind == "f" else feeds[name] for name in names
+        }
+        return float(np.ravel(next(iter(run(given).values())))[0])
+
+    return loss
+
+
+def _widen(message: Any) -> None:
+    """Replace the float types in a part of a model by float64, in place."""
+    if isinstance(message, onnx.TypeProto.Tensor) and message.elem_type in FLOATS:
+        message.elem_type = TensorProto.DOUBLE
+    elif isinstance(message, TensorProto) and message.data_type in FLOATS:
+        message.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(message).astype(np.float64), message.name))
+    elif isinstance(message, onnx.AttributeProto) and message.name in ("dtype", "to") and message.i in FLOATS:
+        message.i = TensorProto.DOUBLE
+    for field, value in message.ListFields():
+        for one in (value if hasattr(value, "__len__") else [value]) if field.message_type is not None else ():
+            _widen(one)
