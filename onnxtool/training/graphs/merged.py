@@ -220,8 +220,9 @@ class Parameters:
             of_kind = [one for one in found if one.endswith(kind)]
             own = [] if node.op_type in _LAYERS else [one for one in found if one.lower() in known]
             owner = next(chain(own, of_kind, reversed(found)), name)
-            owners[_dotted(owner, node)].append((node, place))
-        return owners
+            owners[owner].append((node, place))
+        exact = name.replace(".", "_").lower()
+        return {name if flat.lower() == exact else _dotted(flat, those[0][0]): those for flat, those in owners.items()}
 
     def _owners_by_scope(self, name: str, reads: _Reads) -> dict[str, _Reads]:
         """Return the reads by the matrix multiplied before, or else by the module in the nodes' names."""

@@ -43,9 +43,13 @@ class Equal(nn.Module):
         return self.head(self.second(functional.silu(x)))
 
 
-def export(network: nn.Module, path: Path, *inputs: torch.Tensor, dynamo: bool = True) -> None:
+def export(network: nn.Module, path: Path, *inputs: torch.Tensor, dynamo: bool = True, optimize: bool = True) -> None:
     """Write the file of a network with one of torch's exporters, whose first axis is dynamic."""
-    axes = {"dynamic_shapes": ({0: torch.export.Dim("N")},)} if dynamo else {"dynamic_axes": {"ids": {0: "N"}}}
+    axes: dict[str, Any] = (
+        {"dynamic_shapes": ({0: torch.export.Dim("N")},), "optimize": optimize}
+        if dynamo
+        else {"dynamic_axes": {"ids": {0: "N"}}}
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporters, about PyTorch itself
         torch.onnx.export(network.eval(), inputs, path, dynamo=dynamo, input_names=["ids"], verbose=False, **axes)
@@ -83,6 +87,16 @@ def test_parameters_that_start_equal_are_trained_apart(exported: tuple[Equal, Pa
         theirs.backward()
         optimizer.step()
         np.testing.assert_allclose(ours, theirs.item(), rtol=1e-4)
+
+
+def test_a_tied_head_of_a_nested_model_stays_one_tensor(tmp_path: Path) -> None:
+    """Its parameter has the name of another module than the one that reads it first."""
+    body, head = nn.Sequential(nn.Embedding(7, 4), nn.LayerNorm(4)), nn.Linear(4, 7, bias=False)
+    head.weight = body[0].weight
+    network, path = nn.Sequential(nn.Sequential(body, head)), tmp_path / "m.onnx"
+    export(network, path, torch.tensor([[0, 1], [2, 3]]), optimize=False)
+    report = make(tmp_path / "made", path, loss=artifacts.LossType.MSELoss)
+    assert sorted(report.trained) == ["0.0.1.bias", "0.0.1.weight", "0.1.weight"]
 
 
 def test_what_an_exporter_computed_from_parameters_is_named(tmp_path: Path) -> None:
