@@ -237,16 +237,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
         lambda: of("ResNetForImageClassification", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]), IMAGES,
     ),
     "MobileNetV2": (lambda: of("MobileNetV2ForImageClassification", depth_multiplier=0.25), IMAGES),
-    "RegNet": (
-        lambda: of("RegNetForImageClassification", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1],
-                   groups_width=4),
-        IMAGES,
-    ),
-    "Swin": (
-        lambda: of("SwinForImageClassification", embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=2,
-                   patch_size=4),
-        IMAGES,
-    ),
     "SegFormer": (
         lambda: of("SegformerForImageClassification", num_encoder_blocks=2, depths=[1, 1], hidden_sizes=[8, 16],
                    decoder_hidden_size=16, sr_ratios=[2, 1], num_attention_heads=[1, 2], patch_sizes=[7, 3],
