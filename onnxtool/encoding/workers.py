@@ -82,10 +82,9 @@ def serve(task: Task, connection: Connection, end: Callable[[], None] = end_proc
     try:
         encoder = SplitEncoder(task).begin()
         tell(Opened.of(encoder))
-        with encoder.folder.writing():
-            for number in iter(numbers.get, None):
-                encoder.encode([number], tell, tell)
-                tell(None)
+        for number in iter(numbers.get, None):
+            encoder.encode([number], tell, tell)  # with a stage of its own: a worker of Ray outlives its run
+            tell(None)
     except Exception as error:  # noqa: BLE001  the parent raises it
         error.add_note(traceback.format_exc())
         with suppress(OSError):  # nobody listens any more
