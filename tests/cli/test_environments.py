@@ -55,7 +55,7 @@ LITTLE = "error: a process may have 102 MB of memory here, and the libraries nee
 REFUSED = "error: cannot start a process: "
 CASES = [
     ("stats", "16 handles", 0, ""),
-    ("stats", "100 MB", 0, ""),
+    ("stats", "100 MB", 1, LITTLE),
     ("optimize", "no reader", 141, ""),
     ("infer", "16 handles", 0, ""),
     ("infer", "no bytes", 1, "error: no space to write out/m.txt: File too large ("),
