@@ -36,6 +36,7 @@ from onnxtool.training.api import CheckpointState, Module, Optimizer
 EXPORTERS = ("dynamo", "torchscript")
 STEPS, RATE = 6, 0.05
 TOLERANCE, MOVED = 1e-5, 1e-4  # relative, of losses, and of the way that all parameters went
+UNSTABLE = 0.01  # relative difference of PyTorch's own losses in float32 from those in float64
 IDS = torch.tensor([[5, 6, 7, 8, 1, 1], [9, 4, 5, 11, 12, 13], [3, 2, 14, 15, 1, 1]])
 VECTORS, SERIES, IMAGES = torch.randn(6, 8), torch.randn(3, 7, 8), torch.randn(4, 3, 32, 32)
 
@@ -267,11 +268,11 @@ def export(network: nn.Module, x: torch.Tensor, exporter: str, path: Path) -> No
     )  # fmt: skip
 
 
-def train(network: nn.Module, x: torch.Tensor, target: torch.Tensor) -> tuple[list[float], float]:
+def train(network: nn.Module, x: torch.Tensor, target: torch.Tensor, rate: float) -> tuple[list[float], float]:
     """Return PyTorch's losses, and how far the parameters moved in sum."""
     parameters = list(network.train().parameters())
     before = [parameter.detach().clone() for parameter in parameters]
-    optimizer, losses = torch.optim.SGD(parameters, lr=RATE), list[float]()
+    optimizer, losses = torch.optim.SGD(parameters, lr=rate), list[float]()
     for _ in range(STEPS):
         loss = functional.mse_loss(network(x), target)
         optimizer.zero_grad()
@@ -281,12 +282,12 @@ def train(network: nn.Module, x: torch.Tensor, target: torch.Tensor) -> tuple[li
     return losses, sum(float((a - b).abs().sum()) for a, b in zip(parameters, before, strict=True))
 
 
-def train_artifacts(folder: Path, x: torch.Tensor, target: torch.Tensor) -> tuple[list[float], float]:
+def train_artifacts(folder: Path, x: torch.Tensor, target: torch.Tensor, rate: float) -> tuple[list[float], float]:
     """Return the losses of the artifacts in a folder, and how far the parameters moved in sum."""
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module, losses = Module(folder / "training_model.onnx", state), list[float]()
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    optimizer.set_learning_rate(RATE)
+    optimizer.set_learning_rate(rate)
     names = list(state.checkpoint.trainable)
     before = [module.read(name) for name in names]
     for _ in range(STEPS):
@@ -296,7 +297,7 @@ def train_artifacts(folder: Path, x: torch.Tensor, target: torch.Tensor) -> tupl
     return losses, sum(float(np.abs(module.read(one) - array).sum()) for one, array in zip(names, before, strict=True))
 
 
-def check(name: str, exporter: str) -> tuple[bool, str]:
+def check(name: str, exporter: str, rate: float = RATE) -> tuple[bool, str]:
     """Train a network and the artifacts of its file; return whether they are equal, and the figures.
 
     What a note says about the file is done: a padding row is trained, and a network of which the exporter computed
@@ -314,19 +315,28 @@ def check(name: str, exporter: str) -> tuple[bool, str]:
             folder / "m.onnx", ["*"], loss=artifacts.LossType.MSELoss, optimizer=artifacts.OptimType.SGD,
             artifact_directory=folder, loss_input_names=["y"],
         )  # fmt: skip
-        ours, moved = train_artifacts(folder, x, target)
+        ours, moved = train_artifacts(folder, x, target, rate)
     if any("padding" in note for note in report.notes):
         for module in network.modules():
             if isinstance(module, nn.Embedding):
                 module.padding_idx = None
-    theirs, distance = train(network, x, target)
+    inputs = x.double() if x.is_floating_point() else x
+    exact, exact_distance = train(copy.deepcopy(network).double(), inputs, target.double(), rate)
+    theirs, distance = train(network, x, target, rate)
     difference = max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
     apart = abs(moved - distance) / distance
     notes = "".join(f"; {note}" for note in report.notes)
     figures = f"{theirs[0]:.4g} to {theirs[-1]:.4g}, off by {difference:.1e}, parameters by {apart:.1e}{notes}"
-    is_equal = difference <= TOLERANCE and apart <= MOVED
+    # Gradients of a thousand times the loss amplify rounding: PyTorch's own figures then differ from those in float64.
+    own = max(abs(a - b) / abs(b) for a, b in zip(theirs, exact, strict=True))
+    if own > UNSTABLE:
+        is_equal, again = check(name, exporter, rate / 1000)
+        return is_equal, f"diverges at a rate of {rate:g}; at {rate / 1000:g}: {again}"
+    own_way = abs(exact_distance - distance) / exact_distance
+    figures += f" (PyTorch itself by {own:.1e}, {own_way:.1e})" if max(own, own_way) > TOLERANCE else ""
+    is_equal = difference <= max(TOLERANCE, 4 * own) and apart <= max(MOVED, 4 * own_way)
     if not is_equal and exporter == "dynamo" and "the exporter" in notes:
-        is_equal, again = check(name, "dynamo, not optimized")
+        is_equal, again = check(name, "dynamo, not optimized", rate)
         figures = f"named: {figures}. Not optimized: {again}"
     return is_equal, figures
 

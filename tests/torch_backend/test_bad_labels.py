@@ -54,6 +54,7 @@ CASES: dict[str, tuple[Function, tuple[int, ...], torch.Tensor, torch.Tensor]] =
         ids(0, 1, 2, -1),
     ),
     "copied": (lambda x, y: x.index_copy(0, y, x + 1), (4, 3), ids(0, 1, 2, 3), ids(0, 1, 2, -1)),
+    "filled": (lambda x, y: x.index_fill(0, y, 2.0), (4, 3), ids(0, 1, -4, 3), ids(0, 1, 2, -5)),
     "reduced": (
         lambda x, y: x.scatter_reduce(1, y[:, None], x[:, :1], "sum"),
         (4, 3),

@@ -167,6 +167,8 @@ DECISIONS: dict[object, Decision] = {
     aten.diagonal_scatter.default: Decision(decomposition=scatters.diagonal_scatter),
     aten.index_add.default: Decision(decomposition=scatters.index_add),
     aten.index_copy.default: Decision(decomposition=scatters.index_copy),
+    aten.index_fill.int_Scalar: Decision(decomposition=scatters.index_fill),
+    aten.index_fill.int_Tensor: Decision(decomposition=scatters.index_fill),
     aten.index_reduce.default: Decision(decomposition=scatters.index_reduce),
     aten.scatter_reduce.two: Decision(
         decomposition=scatters.scatter_reduce,

@@ -63,6 +63,18 @@ def index_copy(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Ten
     return aten.scatter.src(x, dim, _places(x, dim, index, source), source)
 
 
+def index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor | float) -> torch.Tensor:
+    """Write `value` to the slices of `x` selected by `index`, which may count from the end."""
+    if not x.dim():
+        return index_fill(x.reshape(1), 0, index, value).reshape(())
+    index = index.reshape(-1)
+    places = torch.where(index < 0, index + x.shape[dim], index)
+    shape = [*x.shape]
+    shape[dim] = index.shape[0]
+    filling = value.to(x.dtype) if isinstance(value, torch.Tensor) else torch.scalar_tensor(value, dtype=x.dtype)
+    return index_copy(x, dim, places, filling.expand(shape))
+
+
 def _places(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """Return the indices of slices along `dim`, for each element of the slices `source`."""
     shape = [1] * x.dim()
