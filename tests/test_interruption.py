@@ -23,7 +23,13 @@ from tests.workshop import Workshop
 if sys.platform == "win32":
     pytest.skip("signals of POSIX", allow_module_level=True)
 
-START = "import os, signal, sys, time\nfrom onnxtool import cli\n"
+# A shell's background jobs and nohup start processes that ignore signals.
+START = (
+    "import os, signal, sys, time\nfor name in ('SIGINT', 'SIGTERM', 'SIGHUP'):\n"
+    "    number = getattr(signal, name, None)\n"
+    "    if number and signal.getsignal(number) == signal.SIG_IGN: signal.signal(number, signal.SIG_DFL)\n"
+    "from onnxtool import cli\n"
+)
 
 
 def run(command: str, before: str = "") -> subprocess.Popen[str]:

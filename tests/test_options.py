@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import click
 import pytest
@@ -25,7 +25,8 @@ class Loading:
     seed: int = 0
 
 
-class Timing(NamedTuple):
+@dataclass(frozen=True)
+class Timing:
     sizes: Annotated[tuple[int, ...], Option("Sizes.", name="size", maximum=64)] = (1, 8)
     names: Annotated[tuple[str, ...], Option("Names.", name="name")] = ()
     threads: Annotated[int, Option("Not shown: the first class has it.")] = 0

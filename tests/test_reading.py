@@ -254,6 +254,7 @@ ELSEWHERE = {
         "optimize/attention/slices.py": {"InferenceSession"},
         "release/bom.py": {"json.loads"},
         "release/signing.py": {"read_text"},
+        "runtime/computed_modules.py": {"InferenceSession"},
         "runtime/providers.py": {"InferenceSession"},
         "torch_backend/sessions.py": {"InferenceSession"},
         "training/artifacts/targets.py": {"open", "parse_config", "read_text"},

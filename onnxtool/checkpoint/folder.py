@@ -227,7 +227,6 @@ class CheckpointFolder(ModuleFiles):
         tokenizer_sha256: hash, from the model's stamp, of a tokenizer.json that reads texts as transformers does; empty
             if there is none.
         padding: the side on which texts are padded, from the model's stamp; empty for the tokenizer's own.
-        is_beside: whether the folder was found next to the model, as a part of the same export.
         described: modules described by the user instead of modules.json; None for no description.
     """
 
@@ -235,7 +234,6 @@ class CheckpointFolder(ModuleFiles):
     route: str | None = None
     tokenizer_sha256: str = ""
     padding: str = ""
-    is_beside: bool = False
     described: SentenceModules | None = field(default=None, repr=False)
 
     @cached_property
@@ -286,7 +284,7 @@ def find_checkpoint_folder(
     if model.path.is_symlink():  # a model in a cache or store has its files next to the target, or next to the link
         tried = list(dict.fromkeys((*tried, *_candidates(model, model.path.resolve()))))
     for path in tried:
-        folder = CheckpointFolder(path, tokenizer_sha256=sha256, padding=padding, is_beside=True)
+        folder = CheckpointFolder(path, tokenizer_sha256=sha256, padding=padding)
         if any(folder.locate(name) for name in needs):
             return folder
     raise InputError(

@@ -196,7 +196,7 @@ def open_tokenizer(folder: CheckpointFolder) -> TextTokenizer:
     takes seconds.
 
     Raises:
-        InputError: the tokenizer cannot be read, differs from transformers', or is not the one of the model's export.
+        InputError: the tokenizer cannot be read, or differs from transformers'.
     """
     tokenizer = TextTokenizer(folder)
     path = folder.locate(TOKENIZER_NAME)
@@ -204,11 +204,6 @@ def open_tokenizer(folder: CheckpointFolder) -> TextTokenizer:
         return tokenizer
     if hashlib.sha256(read_bytes(path)).hexdigest() == folder.tokenizer_sha256:
         return tokenizer
-    if folder.is_beside and folder.tokenizer_sha256:
-        raise InputError(
-            f"{path} and the model were written by two runs: it is not the file whose digest the model states",
-            f"run the export again; if you edited the file, pass --model_name {folder.path}",
-        )
     own = _ask_transformers(folder, path)
     if own is None:
         return tokenizer

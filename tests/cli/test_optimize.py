@@ -36,7 +36,7 @@ def run_once(monkeypatch: pytest.MonkeyPatch) -> None:
         reports[:] = reports or [optimize_model(options, **more)]
         return reports[0]
 
-    monkeypatch.setattr(onnxtool.optimize, "optimize_model", run)
+    monkeypatch.setattr(onnxtool.optimize.run, "optimize_model", run)
 
 
 @pytest.mark.usefixtures("run_once")

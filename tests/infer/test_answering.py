@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError, ModelFileError
-from onnxtool.infer import TextInput, answering, load
+from onnxtool.infer import TextInput, answering
 from onnxtool.infer.heads import head as heads
 from onnxtool.progress import listening
 from onnxtool.runtime.session import Session
@@ -236,16 +236,5 @@ def test_a_text_without_a_single_token_is_refused(
     settings = {"tokenizer_class": "PreTrainedTokenizerFast"}  # which follows the file; BERT's own adds them
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(InputError, match=message) as caught:
-        load(path, model_name=tmp_path / "model").answer(texts)
+        infer(path, texts)
     assert "leave it out" in caught.value.hint
-
-
-def test_a_tokenizer_of_another_run_is_refused(tmp_path: Path) -> None:
-    """The model states the digest of its own; passing the folder takes the file as it is."""
-    path = write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits"))
-    file = tmp_path / "model" / "tokenizer.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "truncation": None}))
-    with pytest.raises(InputError, match="were written by two runs") as caught:
-        load(path)
-    assert f"--model_name {tmp_path / 'model'}" in caught.value.hint
-    assert load(path, model_name=tmp_path / "model").answer(["cat"]).answers
