@@ -18,8 +18,8 @@ from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.parquet import read_rows, require_pyarrow
 from onnxtool.errors import InputError, OnnxtoolError
 from onnxtool.evaluation.collection import read_lines
+from onnxtool.export.sidecar_files import read_object
 from onnxtool.export.source import Source
-from onnxtool.export.target import read_object
 from onnxtool.reading import load_array
 from onnxtool.release.config import read_config
 from onnxtool.runtime import input_cases

@@ -40,9 +40,9 @@ def command(
     """
     from onnxtool.export.preparation import partner_paths
     from onnxtool.export.run import export_model, plan_export  # imports tracing, which --help does not need
-    from onnxtool.export.target import find_target
+    from onnxtool.export.targets import TARGETS
 
-    if optimize and find_target(options.target).reads_folder:
+    if optimize and not TARGETS[options.target].takes_any_graph:
         raise click.UsageError(
             f"--optimize would leave a second graph where {options.target} reads one; run onnxtool optimize with "
             "--output"

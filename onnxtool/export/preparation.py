@@ -51,11 +51,11 @@ from onnxtool.export.signature import Signature, detect_signature
 from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.source import Source
 from onnxtool.export.static import StaticCheckpoint
-from onnxtool.export.target import Layout, Target, find_target, layout
-from onnxtool.export.target_specification import TargetSpecification, specify
+from onnxtool.export.target_specification import TargetSpecification, specify, use_for
+from onnxtool.export.targets import TARGETS, Target
 from onnxtool.export.tracing import attention_of
 from onnxtool.export.weights import as_floats, is_quantized
-from onnxtool.model_file import check_model_output
+from onnxtool.model_file import check_model_output, follow_link
 from onnxtool.model_file.metadata import PAIR_KEY, PARTNER_KEY
 from onnxtool.progress import tell
 from onnxtool.runtime.difference import TOLERANCES
@@ -67,6 +67,47 @@ _CHAT = "What is the capital of France?\n Paris, <of> course; naïve café."
 
 ExportPipeline = SingleCallPipeline | GenerationPipeline | EncoderDecoderPipeline
 """The pipeline for one kind of file: its strategies, tracing, reference outputs, verification, and notes."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The output paths of an export.
+
+    Attributes:
+        root: the folder that contains all of them.
+        graph: the graph file.
+        files: the folder of tokenizer and configuration.
+        stamp: that folder relative to the graph's, as recorded in the metadata; empty if not recorded.
+    """
+
+    root: Path
+    graph: Path
+    files: Path
+    stamp: str
+
+
+def layout(target: Target, output: Path | None, name: str) -> Layout:
+    """Return the output paths for an export of the model named `name`.
+
+    Args:
+        target: the consumer.
+        output: the user's choice: a folder, or NAME.onnx if the target reads no folder; None for models/NAME.
+        name: the model's own.
+
+    Raises:
+        TargetError: a file was requested, but the consumer reads a folder.
+    """
+    if target.takes_any_graph:
+        graph = follow_link(output or Path("models") / f"{name}.onnx")
+        return Layout(graph.parent, graph, graph.parent / graph.stem, graph.stem)
+    root = output or Path("models") / name
+    graph = root / target.graph.format(name=name)
+    if root.suffix == ".onnx":
+        raise TargetError(
+            f"{target.title} reads a folder with {graph.relative_to(root)} in it, and the output {root} is a file",
+            f"pass --output {root.with_suffix('')}",
+        )
+    return Layout(root, graph, root, "")
 
 
 @dataclass(frozen=True)
@@ -101,7 +142,7 @@ class Request:
             route=options.route,
             allow_pickle=options.allow_pickle,
         )
-        target = find_target(options.target)
+        target = TARGETS[options.target]
         if options.task not in _WITH_CACHE:
             check_head(options.head, options.task)
         given = [f"--{name}" for name in ("keep_raw", "dimensions", "vectors_as") if getattr(options, name)]
@@ -342,7 +383,7 @@ def _plan_with_cache(subject: _Subject) -> Plan:
     """Plan for a model that generates step by step."""
     request, checkpoint = subject.request, subject.checkpoint
     if not request.target.takes_any_graph:
-        request.target.use_for(checkpoint.task, (), pads_left=False)
+        use_for(request.target, checkpoint.task)
     # Audio decoders are among transformers' sequence-to-sequence models.
     if not checkpoint.writes_from_encoder:
         return Plan(TASK_WITH_CACHE, GenerationPipeline(subject.modality))
@@ -380,7 +421,7 @@ def _plan_single_call(subject: _Subject) -> Plan:
     specification = None
     if not request.target.takes_any_graph:
         specification = specify(request.target, checkpoint, signature, subject.tokenizer, options.head)
-        choice = Choice(specification.head_name, specification.head)
+        choice = Choice(specification.use.head, specification.head)
         signature, modality = specification.narrow(signature), specification.fed(modality)
     else:
         choice = _choose_head(subject, signature)
@@ -486,7 +527,7 @@ def _check_chat_template(subject: _Subject, plan: Plan) -> None:
                 f"the chat template of {source.model_name} renders differently than in transformers: {ours[:200]!r} "
                 f"instead of {theirs[:200]!r}"
             )
-    if plan.specification is not None and not plan.specification.needs_module_weights:
+    if plan.specification is not None and plan.specification.use.after is not None:
         raise TargetError(
             f"{source.model_name} puts texts into a chat template, and {subject.request.target.title} would run it on "
             "them as they are",

@@ -31,10 +31,10 @@ from onnxtool.export.sidecar_files import (
     module_files,
     obsolete_sidecar_files,
     state_length,
+    write_json,
     write_sidecar_files,
 )
 from onnxtool.export.source import all_files
-from onnxtool.export.target import write_json
 from onnxtool.export.tracing import ExportStrategy
 from onnxtool.export.verification import ShorterError, Verifier, lengths_of
 from onnxtool.export.weights import FLOAT_CHECKPOINT
@@ -250,23 +250,20 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
     for one, links in zip((graph, *encoders), plan.pipeline.links(paths.graph), strict=True):
         one.metadata_props.update({**described, **links})
     opset = default_opset(graph.opset_imports)
-    second = None
-    if specification is not None:
-        second = specification.second_graph(graph)
-        specification.adapt(graph)
+    further = {} if specification is None else specification.adapt(graph)
     stopwatch.lap("trace")
     _LOGGER.info("strategy %s traced %d nodes, opset %d", strategy.name, graph.graph.num_nodes(), opset)
     with ExitStack() as output:
         staging = output.enter_context(staged(paths.graph, force=options.force, root=paths.root))
         tell(f"writing {paths.graph}")
         files = [save_model(graph, staging)]
-        if specification is not None and second is not None:
-            files.append(specification.target.second_path(files[0], specification.model.name))
-            write_inline(second, files[-1])
+        for name, other in further.items():
+            files.append(files[0].with_name(name))
+            write_inline(other, files[-1])
         num_verified = len(files)  # an encoder is verified with its decoder
         files += [save_beside(encoder, staging, encoder_path(files[0]).name) for encoder in encoders]
         staging.obsolete.extend([] if encoders else _encoder_of(paths.graph))
-        del graph, second, encoders, one, model
+        del graph, further, encoders, one, model
         gc.collect()  # graphs are full of reference cycles, and hold as much memory as the model
         sidecars = staging.folder / paths.files.relative_to(paths.root)
         _write_sidecar_files(job, sidecars)
@@ -286,7 +283,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
             _stamp_tokenizer(file, job, sidecars)
             stamp_step(file, "export", figures, exporter=strategy.exporter.name)
         if specification is not None:
-            specification.target.pack(specification.model, sidecars, files[0])
+            specification.pack(sidecars, files[0])
         exported = ModelFile.open(files[0])
         outputs.push(output.pop_all())
     return ExportReport(
@@ -311,7 +308,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
             *_tokenizer_notes(job),
             *plan.pipeline.notes(architecture, strategy),
             *job.lengths.notes,
-            *(() if specification is None else specification.notes),
+            *(() if specification is None else filter(None, (specification.note, specification.left_out))),
         ),
         duration_ms=stopwatch.laps_ms,
     )
@@ -320,14 +317,15 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
 def _write_sidecar_files(job: Job, folder: Path) -> None:
     """Write the sidecar files to `folder`: the checkpoint's own, and the target's."""
     checkpoint, source, specification = job.checkpoint, job.request.source, job.plan.specification
-    with_weights = specification is not None and specification.needs_module_weights
+    with_weights = specification is not None and specification.use.after is None
     write_sidecar_files(source, job.tokenizer, folder, job.request.paths.files, module_weights=with_weights)
     if source.base is not None:
         write_json(folder / "config.json", checkpoint.adapted_config)
     if job.lengths.longest is not None and job.lengths.longest < (job.lengths.stated or 0):
         state_length(folder, job.lengths.longest)
     if specification is not None:
-        specification.write_files(checkpoint.config, job.tokenizer, folder, job.lengths.longest)
+        limits = (source.sentence_modules.max_sequence_length, job.lengths.longest)
+        specification.files(folder, min(filter(None, limits), default=None))
 
 
 def _check_tokens(job: Job) -> None:

@@ -6,7 +6,9 @@ a tokenizer.json if transformers tokenizes differently from the checkpoint's.
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,8 @@ from onnxtool.checkpoint.sentence_modules import (
 )
 from onnxtool.checkpoint.static_embeddings import IDF_NAME, TOKENIZER_CONFIG, SparseStaticEmbedding, table_files
 from onnxtool.checkpoint.tokenizer_library import EffectiveTokenizer
-from onnxtool.errors import CheckpointError
+from onnxtool.errors import CheckpointError, TargetError
 from onnxtool.export.source import Source, all_files, files_of, own_files
-from onnxtool.export.target import write_json
 from onnxtool.reading import read_json, read_text
 from onnxtool.reports import Json
 
@@ -235,3 +236,31 @@ def wordpiece_vocabulary(tokenizer: Any, size: int = 0) -> str:
     tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     size = max(size, max(tokens) + 1)
     return "".join(f"{tokens.get(token_id, f'[unused-{token_id}]')}\n" for token_id in range(size))
+
+
+def read_object(path: Path) -> dict[str, Json]:
+    """Return the JSON object in a file; empty if it contains something else.
+
+    Raises:
+        TargetError: it is not JSON, or cannot be read.
+    """
+    try:
+        content = read_json(path)
+    except OSError as error:
+        raise TargetError(f"cannot read {path.name} of the checkpoint: {error.strerror}", "fetch it again") from None
+    except ValueError as error:
+        raise TargetError(f"{path.name} of the checkpoint is not JSON: {error}", "fetch the checkpoint again") from None
+    return content if isinstance(content, dict) else {}
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON object or list."""
+    path.unlink(missing_ok=True)  # never write through a link into the checkpoint
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_changed(path: Path, values: Mapping[str, Json]) -> None:
+    """Set values in a JSON object, and write it only if that changes it."""
+    content = read_object(path)
+    if {**content, **values} != content:
+        write_json(path, {**content, **values})

@@ -1,13 +1,15 @@
-"""Requirements of a target for a model's graph and files: determined before tracing, checked on the written files.
+"""What a target needs of a model's graph and files: determined before tracing, checked on the written files.
 
-Shape letters: B batch, S sequence, V vocabulary.
+Shape letters: B batch, S sequence.
 """
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,200 +18,207 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.folder import ModuleFiles
+from onnxtool.checkpoint.folder import TOKENIZER_NAME, ModuleFiles
 from onnxtool.checkpoint.limits import Text
-from onnxtool.checkpoint.pooling_module import POOLING_MASK
+from onnxtool.checkpoint.pooling_module import POOLING_MASK, PoolingModule
+from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.checkpoint.scores import score_function
+from onnxtool.checkpoint.sentence_modules import positive
+from onnxtool.checkpoint.sparse_modules import SpladePooling
+from onnxtool.checkpoint.static_embeddings import TOKENIZER_CONFIG
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
-from onnxtool.errors import OnnxtoolError, TargetError
+from onnxtool.checkpoint.tokenizer_library import read_file
+from onnxtool.errors import TargetError
+from onnxtool.export import targets
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.choice import read_head, require_expanding_token, task_with_head
 from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.modality import BATCH, SEQUENCE, Modality
 from onnxtool.export.modalities.text import TextInputs
+from onnxtool.export.sidecar_files import read_object, wordpiece_vocabulary, write_changed, write_json
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
-from onnxtool.export.target import (
-    DENSE,
-    INFERENCE_FREE,
-    SCORES,
-    SPARSE,
-    TOKENS,
-    Delivery,
-    Target,
-    TargetModel,
-    kind_of,
-    write_json,
-)
+from onnxtool.export.targets import DENSE, INFERENCE_FREE, KINDS, OTHER, SCORES, SPARSE, TOKENS, VERDICTS, Target, Use
 from onnxtool.graph.builder import Builder
 from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.domains import default_opset
-from onnxtool.reports import TensorInfo
-from onnxtool.runtime.session import open_session
-from onnxtool.runtime.tokens import OwnTokenizer
+from onnxtool.reports import Json, TensorInfo
+from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.tokens import OwnTokenizer, ReadTokens, read_by_transformers
 
 Arrays = dict[str, NDArray[Any]]
+
+# The modules that consumers compute themselves, by the names in `Use.after`.
+COMPUTED: Mapping[str, PoolingModule] = {
+    **{mode: Pooling((mode,)) for mode in ("mean", "cls", "lasttoken")},
+    "normalize": Normalize(),
+    "splade": SpladePooling(),
+    "splade of two logarithms": SpladePooling(activation="log1p_relu"),
+}
+_POSITIONS, _MAP = "max_position_embeddings", "special_tokens_map.json"
+_UNLIMITED = 2**31  # transformers writes "no limit" as 1e30, which fastembed refuses
 
 
 @dataclass(frozen=True)
 class TargetSpecification:
-    """The requirements for exporting a model for a target.
+    """A model as a target needs it; a target's module overrides methods where its consumer differs from others.
 
     Attributes:
-        model: what the target needs to know about the model.
+        use: how the consumer uses the model.
+        config: the PretrainedConfig.
+        tokenizer: the checkpoint's.
+        head: what the graph computes; None for the model's own outputs.
+        pooling: the mode by which the consumer pools; empty if it does not, or no file says how.
+        scales: whether the consumer must scale vectors to length 1.
         inputs: the inputs that the graph declares, in order.
         ignored: those inputs that the model does not take.
+        vocabulary_size: the number of terms that the model weighs; 0 if it weighs none.
         left_out: what the checkpoint provides and the target does not use; empty if it uses everything.
     """
 
     target: Target
-    model: TargetModel
-    inputs: tuple[str, ...]
-    ignored: tuple[str, ...]
+    use: Use
+    source: Source
+    config: Any
+    tokenizer: Any
+    head: Head | None = None
+    pooling: str = ""
+    scales: bool = False
+    inputs: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    vocabulary_size: int = 0
     left_out: str = ""
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Remarks on what the target's users must configure, and what it leaves out."""
-        return tuple(filter(None, [self.target.instruction(self.model), self.left_out]))
+    def note(self) -> str:
+        """What the target's users must configure; empty if it reads everything from the folder."""
+        target, longest = self.target, self.source.sentence_modules.max_sequence_length
+        cuts = target.most_tokens is not None and (longest is None or longest > target.most_tokens)
+        return f"{target.note}{target.notes.get(self.use.kind, '')}".format(
+            name=self.source.name,
+            output=self.use.outputs[0].name,
+            pooling=self.pooling_name,
+            cut=f"; it cuts texts to {target.most_tokens} tokens" if cuts else "",
+            scaling=target.scaling[self.scales],
+        )
 
     @property
-    def head(self) -> Head | None:
-        """The head that the graph computes; None for the model's own outputs."""
-        return self.model.head
+    def pooling_name(self) -> str:
+        """The target's name for the pooling mode that its users must configure."""
+        return "none" if self.use.head != "none" else self.pooling or "mean"
 
-    @property
-    def head_name(self) -> str:
-        """The head's name for users."""
-        return "none" if self.head is None else self.head.name
+    def accepts(self) -> None:
+        """Refuse a checkpoint that the target would load differently, and a tokenizer that it cannot run.
 
-    @property
-    def needs_module_weights(self) -> bool:
-        """Whether the target computes modules with weights, such as Dense, itself."""
-        return self.model.use.after is None
+        Raises:
+            OnnxtoolError: the checkpoint is refused.
+        """
+        title, tokenizer = self.target.title, self.tokenizer
+        types = self.source.read("config.json").get("type_vocab_size")
+        if not self.use.tells_pairs and isinstance(types, int) and types > 1:
+            raise TargetError(
+                f"{title} feeds a reranker no token types, and {self.source.model_name} has {types} of them "
+                "(type_vocab_size in config.json), so its scores would differ",
+                "serve it with --target tei or sentence-transformers",
+            )
+        if getattr(tokenizer, "backend_tokenizer", None) is None:
+            raise TargetError(
+                f"{title} reads tokenizer.json, which {type(tokenizer).__name__} cannot be written as",
+                "a newer transformers or tokenizers may convert it; otherwise pass --target plain",
+            )
+        if self.target.pads and getattr(tokenizer, "pad_token", None) is None:
+            raise TargetError(
+                f"{title} pads {self.target.pads}, and this tokenizer has no padding token",
+                "set one with tokenizer.pad_token = tokenizer.eos_token, save the tokenizer, and export again",
+            )
 
     def narrow(self, signature: Signature) -> Signature:
         """Return the signature without inputs the target does not feed, and the model's outputs it does not read."""
-        fed = {name: shape for name, shape in signature.inputs.items() if name not in self.model.use.unfed}
+        fed = {name: shape for name, shape in signature.inputs.items() if name not in self.use.unfed}
         signature = replace(signature, inputs=fed)
         if self.head is not None:
             return signature
-        wanted = [info.name for info in self.model.use.outputs]
-        return replace(signature, outputs={name: signature.outputs[name] for name in wanted})
+        return replace(signature, outputs={info.name: signature.outputs[info.name] for info in self.use.outputs})
 
     def fed(self, modality: Modality) -> Modality:
         """Return the modality without inputs that the target does not feed."""
-        if not isinstance(modality, TextInputs) or not self.model.use.unfed:
+        if not isinstance(modality, TextInputs) or not self.use.unfed:
             return modality
-        names = {name: rest for name, rest in modality.names.items() if name not in self.model.use.unfed}
-        return replace(modality, names=names)
+        return replace(
+            modality, names={name: rest for name, rest in modality.names.items() if name not in self.use.unfed}
+        )
 
-    def adapt(self, model: ir.Model) -> None:
-        """Convert a graph that has the head to the target's form, in place.
+    def adapt(self, graph: ir.Model) -> dict[str, ir.Model]:
+        """Convert a graph that has the head to the target's form, in place, and return further graphs by file name.
 
         Raises:
-            TargetError: an output is missing, or the target cannot read the opset.
+            TargetError: the target cannot read the opset.
         """
-        self.target.adapt_outputs(model, self.head)
-        self._select_outputs(model)
-        self._declare_inputs(model)
+        further = self.convert(graph)
+        self._select_outputs(graph)
+        for one in (graph, *further.values()):
+            self._declare_inputs(one)
+            self._check_versions(one)
         if self.target.batch is not None:
-            _fix_batch(model, self.target.batch)
-        self._check_versions(model)
+            _fix_batch(graph, self.target.batch)
+        return further
 
-    def second_graph(self, model: ir.Model) -> ir.Model | None:
-        """Return the additional graph for the target, or None; call before `adapt`.
+    def convert(self, graph: ir.Model) -> dict[str, ir.Model]:
+        """Convert the head's outputs to those of `use`, in place; return graphs to deliver beside it by file name."""
+        return {}
 
-        It shares the weights of `model` in memory.
-        """
-        twin = self.target.second_graph(model, self.head)
-        if twin is not None:
-            self._declare_inputs(twin)
-            self._check_versions(twin)
-        return twin
+    def run(self, session: Session, feeds: Arrays) -> Arrays:
+        """Run a written graph as the target does, and return the outputs of the head, to compare with PyTorch's."""
+        return session.run(feeds)
 
     def runner(self, path: Path) -> Callable[[Mapping[str, NDArray[Any]]], Arrays]:
         """Return a function that runs the file as the target does, and returns the outputs of the head or the model.
 
-        This verifies the file as delivered: target-only inputs are zeros, single-text graphs are called text by text,
-        and terms are converted back to a vector.
+        Inputs that the model ignores are zeros.
         """
         session = open_session(path, provider="cpu", frugal=True)
-        batch = next(info.shape[0] for info in session.model.structure.inputs)
 
         def run(feeds: Mapping[str, NDArray[Any]]) -> Arrays:
             filled = {**{name: np.zeros_like(feeds["input_ids"]) for name in self.ignored}, **feeds}
-            filled = {self.model.use.prefix + name: array for name, array in filled.items()}
-            if not isinstance(batch, int):
-                return self.target.restore(session.run(filled), self.model, len(feeds["input_ids"]))
-            rows = [
-                self.target.restore(
-                    session.run({name: array[i : i + batch] for name, array in filled.items()}), self.model, batch
-                )
-                for i in range(0, len(feeds["input_ids"]), batch)
-            ]
-            return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+            return self.run(session, {self.use.prefix + name: array for name, array in filled.items()})
 
         return run
 
-    def check(self, root: Path, graph: Path) -> None:
-        """Check the written files, and run the graph as the target does.
-
-        Args:
-            root: the folder of tokenizer and configuration.
-            graph: the graph file.
-
-        Raises:
-            TargetError: something is missing or differs from what the target expects.
-        """
-        file = ModelFile.open(graph)
-        title = self.target.title
-        structure = file.structure
-        found = tuple(info.name for info in structure.inputs)
-        declared = tuple(self.model.use.prefix + name for name in self.inputs)
-        self._require(found == declared, f"the graph takes {', '.join(found)}", f"{', '.join(declared)}")
-        batch = self.target.batch or BATCH
-        for info in structure.inputs:
-            self._require(
-                info.dtype == "int64" and info.shape == (batch, SEQUENCE),
-                f"{info.name} is {info.dtype} {list(info.shape)}",
-                f"int64 [{batch}, {SEQUENCE}]",
-            )
-        names = ", ".join(info.name for info in self.model.use.outputs)
-        outputs = structure.outputs
-        self._require(
-            len(outputs) == len(self.model.use.outputs), f"the graph gives {', '.join(o.name for o in outputs)}", names
-        )
-        for output, wanted in zip(outputs, self.model.use.outputs, strict=True):
-            self._require(_fits(output, wanted), f"an output is {_format(output)}", _format(wanted))
-        missing = [name for name in self.files if not (root / name).is_file()]
-        self._require(not missing, f"the folder lacks {', '.join(missing)}", ", ".join(self.files))
-        session = open_session(graph, provider="cpu")
-        for length in (2, 7):  # `runner` compares numbers; this checks only names, types and shapes
-            array = np.ones((1, length), dtype=np.int64)
-            try:
-                results = session.run({name: np.zeros_like(array) if "type" in name else array for name in declared})
-            except OnnxtoolError as error:
-                raise TargetError(f"the graph does not run as {title} runs it: {error.message}", error.hint) from error
-            for output in self.model.use.outputs:
-                self._check_output(output, results[output.name])
-
-    def write_files(self, config: Any, tokenizer: Any, folder: Path, max_length: int | None) -> None:
+    def files(self, folder: Path, longest: int | None) -> None:
         """Write the files that the target reads to `folder`, which already holds the checkpoint's own files.
 
         Args:
-            config: the PretrainedConfig.
-            tokenizer: the checkpoint's.
             folder: the folder with the files.
-            max_length: the maximum number of tokens in a text; None if the model does not limit it.
+            longest: the maximum number of tokens in a text; None for no limit.
 
         Raises:
             TargetError: a setting that the target requires is missing.
         """
-        self._complete_tokenizer(tokenizer, folder)
-        bounds = [limit for limit in (self.model.max_tokens, max_length) if limit]
-        self.target.write_files(Delivery(self.model, config, tokenizer, folder, min(bounds, default=None)))
+        target, file = self.target, folder / self.target.length_in
+        if target.fills_up and longest is not None and longest < (target.most_tokens or 0):
+            raise TargetError(
+                f"{target.title} feeds {target.most_tokens} tokens of every text, and this checkpoint takes {longest}",
+                "raise max_seq_length in sentence_bert_config.json if the model has as many positions; else pass "
+                "--target plain, and call the graph from an embedding function of your own",
+            )
+        self._complete_tokenizer(folder)
+        if file.name == TOKENIZER_CONFIG:
+            self._bound_texts(file, longest)
+        elif file.name == "config.json" and longest is not None:
+            write_changed(file, {_POSITIONS: longest})
+        # Vespa follows whatever the last training left in tokenizer.json, or else its own transformer-max-tokens.
+        elif file.name == TOKENIZER_NAME and longest is not None and read_object(file).get("truncation"):
+            write_changed(file, {"truncation": truncation_to(longest)})
+
+    def pack(self, folder: Path, graph: Path) -> None:
+        """Write what the target reads instead of the folder, such as an archive, once all files are there."""
+
+    def reader(self, folder: Path) -> ReadTokens:
+        """Return a function that makes ids from texts as the target does with its files in `folder`."""
+        if self.target.tokenizer_of == "tokenizers":
+            return partial(read_file, folder / TOKENIZER_NAME)
+        return read_by_transformers(folder, lower_cases=self.target.tokenizer_of == "sentence-transformers")
 
     def check_tokens(self, own: OwnTokenizer, folder: Path, texts: Sequence[Text]) -> None:
         """Compare the tokens that the target makes from texts, using the files in `folder`, with transformers' tokens.
@@ -217,53 +226,70 @@ class TargetSpecification:
         Raises:
             CheckpointError: they differ.
         """
-        given = [text for text in texts if self.target.reads_as_trained(text, own.tokenizer)]
+        own.check(self.target.title, self.reader(folder), texts, "pass --target plain, and read texts with onnxtool")
 
-        def read(texts: Sequence[Text], limit: int | None) -> list[list[int]]:
-            return self.target.read_texts(folder, self.model, texts, limit)
+    def check(self, root: Path, graph: Path) -> None:
+        """Compare the interface of the graph file, and the names of the files in `root`, with what the target expects.
 
-        own.check(self.target.title, read, given, "pass --target plain, and read texts with onnxtool")
-
-    def _complete_tokenizer(self, tokenizer: Any, folder: Path) -> None:
-        """Write the tokenizer files that the target needs and the checkpoint lacks."""
-        names = [name for name in self.files if "token" in name and not (folder / name).is_file()]
-        if not names:
-            return
-        with temporary_folder() as scratch:
-            tokenizer.save_pretrained(scratch)
-            for name in names:
-                written = scratch / name
-                if written.is_file():
-                    shutil.copyfile(written, folder / name)
-                elif name == "special_tokens_map.json":  # transformers 5 keeps its content in tokenizer_config.json
-                    write_json(folder / name, dict(tokenizer.special_tokens_map))
+        Raises:
+            TargetError: something is missing or differs.
+        """
+        structure = ModelFile.open(graph).structure
+        shape = (self.target.batch or BATCH, SEQUENCE)
+        declared = [TensorInfo(self.use.prefix + name, "int64", shape) for name in self.inputs]
+        for found, wanted in ((structure.inputs, declared), (structure.outputs, self.use.outputs)):
+            if len(found) != len(wanted) or not all(map(_fits, found, wanted)):
+                raise TargetError(
+                    f"the graph has {_format(found)}, and {self.target.title} needs {_format(wanted)}",
+                    "try another --exporter; --target plain writes the graph as it is",
+                )
+        if missing := [name for name in self.file_names if not (root / name).is_file()]:
+            raise TargetError(
+                f"the folder lacks {', '.join(missing)}, which {self.target.title} needs", "pass --target plain"
+            )
 
     @property
-    def files(self) -> tuple[str, ...]:
+    def file_names(self) -> tuple[str, ...]:
         """The files that the folder must contain in addition to the graph."""
-        return tuple(name.format(name=self.model.name) for name in self.target.files)
+        return tuple(name.format(name=self.source.name) for name in self.target.files)
 
-    def _check_output(self, wanted: TensorInfo, array: NDArray[Any]) -> None:
-        fits = array.dtype == wanted.dtype and array.ndim == len(wanted.shape)
-        self._require(fits, f"{wanted.name} is {array.dtype} {list(array.shape)}", _format(wanted))
-        self._require(bool(np.isfinite(array).all()), f"{wanted.name} is not finite", "finite numbers")
+    def _complete_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer files that the target needs and the checkpoint lacks."""
+        missing = [name for name in self.file_names if not (folder / name).is_file()]
+        for name in missing:
+            if name.endswith("vocab.txt"):
+                vocabulary = wordpiece_vocabulary(self.tokenizer, self.vocabulary_size)
+                (folder / name).write_text(vocabulary, encoding="utf-8")
+        if any("token" in name for name in missing):
+            with temporary_folder() as scratch:
+                self.tokenizer.save_pretrained(scratch)
+                for name in missing:
+                    if (scratch / name).is_file():
+                        shutil.copyfile(scratch / name, folder / name)
+                    elif name == _MAP:  # transformers 5 keeps its content in tokenizer_config.json
+                        write_json(folder / name, dict(self.tokenizer.special_tokens_map))
 
-    def _require(self, holds: bool, found: str, wanted: str) -> None:
-        if not holds:
+    def _bound_texts(self, path: Path, longest: int | None) -> None:
+        """State the maximum text length in tokenizer_config.json and, for a target that pads, the padding token."""
+        content = read_object(path)
+        config = {key: value for key, value in content.items() if key != "model_max_length"}
+        limits = [n for n in (positive(content.get("model_max_length")), longest) if n is not None and n < _UNLIMITED]
+        changed = {**config, **({"model_max_length": min(limits)} if limits else {})}
+        if self.target.pads and not config.get("pad_token"):
+            changed["pad_token"] = str(self.tokenizer.pad_token)
+        if self.target.pads and not limits:
             raise TargetError(
-                f"{found}, and {self.target.title} needs {wanted}",
-                "try another --exporter; --target plain writes the graph as it is",
+                f"{self.target.title} needs the length at which texts are cut, but neither tokenizer nor model states "
+                "it",
+                "write model_max_length into tokenizer_config.json of the checkpoint",
             )
+        if changed != content:
+            write_json(path, changed)
 
     def _select_outputs(self, model: ir.Model) -> None:
         found = {str(value.name): value for value in model.graph.outputs}
         outputs = []
-        for wanted in self.model.use.outputs:
-            if wanted.name not in found:
-                raise TargetError(
-                    f"{self.target.title} reads the output {wanted.name}; this model gives {', '.join(found)}",
-                    "pass a --task whose architecture has it, or --target plain",
-                )
+        for wanted in self.use.outputs:
             value = found[wanted.name]
             dtype = ir.DataType.from_numpy(np.dtype(wanted.dtype))
             if value.dtype != dtype:
@@ -283,18 +309,53 @@ class TargetSpecification:
                 found[name] = ir.val(name, dtype=ir.DataType.INT64, shape=[BATCH, SEQUENCE])
         model.graph.inputs[:] = [found[name] for name in self.inputs]
         for value in model.graph.inputs:
-            value.name = f"{self.model.use.prefix}{value.name}"
+            value.name = f"{self.use.prefix}{value.name}"
 
     def _check_versions(self, model: ir.Model) -> None:
-        opset, highest = default_opset(model.opset_imports), self.target.max_opset
-        if highest is not None and opset > highest:
+        if self.target.versions is None:
+            return
+        opset, (highest_ir, highest) = default_opset(model.opset_imports), self.target.versions
+        if opset > highest:
             raise TargetError(
                 f"the graph is of opset {opset}, and {self.target.title} reads up to {highest}",
                 f"pass --opset {highest} or lower",
             )
         # Newer format versions add types and devices, none of which opsets up to the highest use.
-        if self.target.max_ir is not None:
-            model.ir_version = min(model.ir_version, self.target.max_ir)
+        model.ir_version = min(model.ir_version, highest_ir)
+
+
+def use_for(
+    target: Target, task: str, modules: Sequence[PoolingModule] = (), *, pads_left: bool = False, looks_up: bool = False
+) -> Use:
+    """Return how a target uses a model of `task` whose checkpoint was trained with `modules`.
+
+    Raises:
+        TargetError: it does not accept such a model, or computes something other than the checkpoint does.
+    """
+    kind = INFERENCE_FREE if looks_up else KINDS.get(task, OTHER)
+    uses = [use for use in target.uses if use.kind == kind]
+    if not uses:
+        ways = {
+            VERDICTS: "pass --target sentence-transformers, or --target plain for `onnxtool infer`",
+            **dict(target.refused),
+        }
+        raise TargetError(
+            f"{target.title} takes {', '.join(dict.fromkeys(use.kind for use in target.uses))}; this model's task is "
+            f"{task}",
+            ways.get(kind, "pass --target plain, or a --task that fits the checkpoint"),
+        )
+    for use in uses:
+        if use.head != "none" or use.after is None:
+            return use
+        # Consumers that pool take the first position, padding or not.
+        computed = [COMPUTED[name] for name in use.after if not (pads_left and name == "cls")]
+        if all(module in computed for module in modules):
+            return use
+    raise TargetError(
+        f"{target.title} computes {_in_words([COMPUTED[name] for name in uses[0].after or ()])} itself; this "
+        f"checkpoint needs {_in_words(modules)}, and would give other answers there",
+        f"pass --target plain --head {'embedding' if kind == DENSE else 'splade'}: all of it in the graph",
+    )
 
 
 def specify(
@@ -313,77 +374,107 @@ def specify(
         CheckpointError: the checkpoint pools in an unsupported way.
         TargetError: the target does not accept such a model, needs something it lacks, or needs another head.
     """
+    source, title = checkpoint.source, target.title
     task = task_with_head(head_name, checkpoint.task)
-    source, architecture = checkpoint.source, checkpoint.architecture
-    inputs, outputs = tuple(signature.inputs), signature.outputs
     looks_up = source.sentence_modules.query is not None
-    kind = kind_of(task, looks_up_queries=looks_up)
-    trained = None if target.computes_all(kind) else _trained_head(source, kind)
+    kind = INFERENCE_FREE if looks_up else KINDS.get(task, OTHER)
+    uses = [use for use in target.uses if use.kind == kind]
+    trained = None if uses and uses[0].after is None else _trained_head(source, kind)
     if trained is not None and trained.leaves_prompt_out:
         raise TargetError(
-            f"{source.model_name} leaves the prompt out when it pools, and {target.title} tells a graph of no prompt "
+            f"{source.model_name} leaves the prompt out when it pools, and {title} tells a graph of no prompt "
             f"(it feeds no {POOLING_MASK})",
             "pass --target sentence-transformers, or --target plain for `onnxtool infer`",
         )
-    modules = () if trained is None else trained.modules
-    if looks_up and not any(use.kind == kind for use in target.uses):
+    if looks_up and not uses:
         raise TargetError(
-            f"{source.model_name} encodes queries without a model, and {target.title} would run this one on them",
+            f"{source.model_name} encodes queries without a model, and {title} would run this one on them",
             "pass --target plain",
         )
+    modules = () if trained is None else trained.modules
     pads_left = getattr(tokenizer, "padding_side", "right") == "left"
-    use = target.use_for(task, modules, pads_left=pads_left, looks_up_queries=looks_up)
-    left_out = ""
-    if kind == DENSE and source.is_m3:
-        left_out = f"{target.title} gets only the dense vector of this M3 embedder, no token weights or vectors"
-        if not source.sentence_modules.modules:
-            raise TargetError(
-                f"{source.model_name} has no modules.json, by which {target.title} would know that an M3 embedder "
-                "pools by the first token",
-                "save it with sentence-transformers, with Pooling by cls and Normalize; or pass --target plain",
-            )
+    use = use_for(target, task, modules, pads_left=pads_left, looks_up=looks_up)
     if kind == TOKENS:
         require_expanding_token(source, tokenizer)
-    names = ("none", *(info.name for info in use.outputs)) if use.head == "none" else (use.head,)
-    if head_name not in ("auto", *names):
-        how = f"with the head {use.head}"
-        if use.head == "none":
-            how = f"by their {' and '.join(names[1:])}, and computes the rest itself"
-        raise TargetError(
-            f"{target.title} takes {use.kind} {how}; --head {head_name} was passed",
-            "leave --head out, or pass --target plain",
-        )
-    if kind == SCORES:
-        left_out = other_scores(target, source, is_single=outputs.get("logits", (0,))[-1] == 1)
-    target.check_checkpoint(use, source, tokenizer)
+    _check_head_name(target, use, head_name)
+    _check_inputs(target, signature, checkpoint.architecture)
+    declared = use.inputs(tuple(signature.inputs))
+    width = signature.outputs.get("logits", (0,))[-1]
+    outside = () if use.head != "none" else modules
+    specification = class_of(target)(
+        target,
+        use,
+        source,
+        checkpoint.config,
+        tokenizer,
+        pooling=next((module.modes[0] for module in outside if isinstance(module, Pooling)), ""),
+        scales=any(isinstance(module, Normalize) for module in outside),
+        inputs=declared,
+        ignored=tuple(name for name in declared if name not in signature.inputs),
+        vocabulary_size=width if isinstance(width, int) else 0,
+        left_out=_left_out(target, kind, source, is_single=width == 1),
+    )
+    specification.accepts()
     head = None if use.head == "none" else trained or read_head(use.head, source)
     for name in [head.source] if head else [info.name for info in use.outputs]:
-        if name not in outputs:
+        if name not in signature.outputs:
             raise TargetError(
-                f"{target.title} takes {use.kind} by their {name}; {architecture} gives {', '.join(outputs)}",
+                f"{title} takes {kind} by their {name}; {checkpoint.architecture} gives {', '.join(signature.outputs)}",
                 "the weights must be of the model with that head; a base model's hidden states are not term weights"
                 if kind in (SPARSE, INFERENCE_FREE)
                 else "pass a --task whose architecture has it, or --target plain",
             )
+    return replace(specification, head=head)
+
+
+def class_of(target: Target) -> type[TargetSpecification]:
+    """Return the class for a target: that of its module, if it has one."""
+    if not target.module:
+        return TargetSpecification
+    found: type[TargetSpecification] = importlib.import_module(f"{targets.__name__}.{target.module}").SPECIFICATION
+    return found
+
+
+def _check_head_name(target: Target, use: Use, head_name: str) -> None:
+    names = ("none", *(info.name for info in use.outputs)) if use.head == "none" else (use.head,)
+    if head_name in ("auto", *names):
+        return
+    how = f"with the head {use.head}"
+    if use.head == "none":
+        how = f"by their {' and '.join(names[1:])}, and computes the rest itself"
+    raise TargetError(
+        f"{target.title} takes {use.kind} {how}; --head {head_name} was passed",
+        "leave --head out, or pass --target plain",
+    )
+
+
+def _check_inputs(target: Target, signature: Signature, architecture: str) -> None:
     for name in ("input_ids", "attention_mask"):
-        if name not in inputs:
+        if name not in signature.inputs:
             raise TargetError(
-                f"{target.title} feeds {name}, which {architecture} does not take; it takes {', '.join(inputs)}",
+                f"{target.title} feeds {name}, which {architecture} does not take; it takes "
+                f"{', '.join(signature.inputs)}",
                 "pass --target plain",
             )
-    target.check_tokenizer(tokenizer)
-    declared = use.inputs(inputs)
-    width = outputs["logits"][-1] if "logits" in outputs else 0
-    model = TargetModel(
-        source.name,
-        use,
-        head,
-        modules,
-        vocabulary_size=width if isinstance(width, int) else 0,
-        max_tokens=source.sentence_modules.max_sequence_length,
-    )
-    ignored = tuple(name for name in declared if name not in inputs)
-    return TargetSpecification(target, model, declared, ignored, left_out)
+
+
+def _left_out(target: Target, kind: str, source: Source, *, is_single: bool) -> str:
+    """Say what a target does not use of a checkpoint.
+
+    Raises:
+        TargetError: it would not know how an M3 embedder pools.
+    """
+    if kind == SCORES:
+        return other_scores(target, source, is_single=is_single)
+    if kind != DENSE or not source.is_m3:
+        return ""
+    if not source.sentence_modules.modules:
+        raise TargetError(
+            f"{source.model_name} has no modules.json, by which {target.title} would know that an M3 embedder pools by "
+            "the first token",
+            "save it with sentence-transformers, with Pooling by cls and Normalize; or pass --target plain",
+        )
+    return f"{target.title} gets only the dense vector of this M3 embedder, no token weights or vectors"
 
 
 def other_scores(target: Target, source: ModuleFiles, *, is_single: bool) -> str:
@@ -401,13 +492,10 @@ def _trained_head(source: Source, kind: str) -> Head | None:
     Raises:
         CheckpointError: it has modules that onnxtool does not know.
     """
-    if kind in (SPARSE, INFERENCE_FREE):
-        return read_head("splade", source)
-    if kind == TOKENS:
-        return read_head(LATE_INTERACTION, source)
-    if kind == DENSE and source.sentence_modules.find("Pooling") is not None:
-        return read_head("embedding", source)
-    return None
+    if kind == DENSE and source.sentence_modules.find("Pooling") is None:
+        return None
+    heads = {SPARSE: "splade", INFERENCE_FREE: "splade", TOKENS: LATE_INTERACTION, DENSE: "embedding"}
+    return read_head(heads[kind], source) if kind in heads else None
 
 
 def _fix_batch(model: ir.Model, batch: int) -> None:
@@ -424,11 +512,20 @@ def _fix_batch(model: ir.Model, batch: int) -> None:
             value.shape = fixed(value.shape)
 
 
+def truncation_to(longest: int) -> Json:
+    """Return the setting in tokenizer.json that cuts texts to `longest` tokens."""
+    return {"direction": "Right", "max_length": longest, "strategy": "LongestFirst", "stride": 0}
+
+
+def _in_words(modules: Sequence[PoolingModule]) -> str:
+    return ", ".join(module.description for module in modules) or "nothing"
+
+
 def _fits(output: TensorInfo, wanted: TensorInfo) -> bool:
     same = (output.name, output.dtype, len(output.shape)) == (wanted.name, wanted.dtype, len(wanted.shape))
     return same and all(w is None or f == w for f, w in zip(output.shape, wanted.shape, strict=True))
 
 
-def _format(info: TensorInfo) -> str:
-    sizes = ", ".join("…" if size is None else str(size) for size in info.shape)
-    return f"{info.name} {info.dtype} [{sizes}]"
+def _format(infos: Sequence[TensorInfo]) -> str:
+    shapes = (", ".join("…" if size is None else str(size) for size in info.shape) for info in infos)
+    return ", ".join(f"{info.name} {info.dtype} [{shape}]" for info, shape in zip(infos, shapes, strict=True))

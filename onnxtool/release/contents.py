@@ -13,7 +13,6 @@ from onnxtool.errors import GateError, InputError
 from onnxtool.evaluation import EvaluateOptions, evaluate_model
 from onnxtool.evaluation.run import needs_base
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.target import find_target
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import HEAD_KEY, TASK_KEY, WEIGHTS_KEY, License
 from onnxtool.optimize import OptimizeOptions, optimize_model
@@ -95,7 +94,7 @@ def make_contents(config: ReleaseConfig, inputs: Mapping[str, str], folder: Path
     for target in config.targets:
         tell(f"making the files for {target}")
         (folder / target).mkdir()
-        _export(_export_options(config, _target_output(config, folder, target), target))
+        _export(_export_options(config, folder / target, target))
     return ReleaseFacts(
         name=config.name,
         provenance=Provenance(
@@ -151,10 +150,6 @@ def _optimize_options(config: ReleaseConfig, precision: str, source: Path, outpu
 
 def _benchmark_options(config: ReleaseConfig) -> BenchmarkOptions:
     return BenchmarkOptions(**{"provider": config.provider, **(config.benchmark or {})})
-
-
-def _target_output(config: ReleaseConfig, folder: Path, target: str) -> Path:
-    return folder / target if find_target(target).reads_folder else folder / target / f"{config.name}.onnx"
 
 
 def _export(options: ExportOptions) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
+import pkgutil
 import shutil
 import zipfile
 from pathlib import Path
@@ -21,11 +21,11 @@ from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.errors import TargetError
-from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.preparation import Request, prepare
+from onnxtool.export import ExportOptions, export_model, targets
+from onnxtool.export.preparation import Request, layout, prepare
 from onnxtool.export.source import Source
-from onnxtool.export.target import Delivery, TargetModel, find_target, layout
-from onnxtool.export.targets import TARGET_NAMES
+from onnxtool.export.target_specification import COMPUTED, TargetSpecification, class_of, use_for
+from onnxtool.export.targets import TARGETS, Use
 from onnxtool.export.targets.fastembed import other_than_colbert
 from onnxtool.export.targets.opensearch import weights_by_text
 from onnxtool.model_file import ModelFile
@@ -33,6 +33,15 @@ from tests.workshop import Workshop
 
 MEAN, CLS, MAX = Pooling(("mean",)), Pooling(("cls",)), Pooling(("max",))
 DENSE = Dense("2_Dense", np.zeros((2, 4), np.float32), None, "Tanh")
+
+
+def specification(
+    target: str, folder: Path, tokenizer: Any = None, use: Use | None = None, **facts: Any
+) -> TargetSpecification:
+    """Return what a target needs of the model in `folder`, by default of a text encoder that pools by mean."""
+    row, source = TARGETS[target], Source.find(str(folder))
+    use = use or use_for(row, "sparse-encoding" if target == "anserini" else "sentence-similarity", (MEAN,))
+    return class_of(row)(row, use, source, None, tokenizer, **facts)
 
 
 @pytest.mark.parametrize(
@@ -64,15 +73,15 @@ def test_what_a_consumer_cannot_compute_is_in_the_graph(
     target: str, task: str, modules: tuple[Any, ...], output: str
 ) -> None:
     """And what it can is left to it."""
-    assert find_target(target).use_for(task, modules, pads_left=False).outputs[0].name == output
+    assert use_for(TARGETS[target], task, modules, pads_left=False).outputs[0].name == output
 
 
 @pytest.mark.parametrize("target", ["fastembed", "vespa", "tei", "transformers.js"])
 def test_the_first_token_behind_padding_is_pooled_in_the_graph(target: str) -> None:
     """These take the first place, which is padding where a tokenizer pads on the left."""
-    row = find_target(target)
-    assert row.use_for("sentence-similarity", (CLS,), pads_left=False).head == "none"
-    assert row.use_for("sentence-similarity", (CLS,), pads_left=True).head == "embedding"
+    row = TARGETS[target]
+    assert use_for(row, "sentence-similarity", (CLS,), pads_left=False).head == "none"
+    assert use_for(row, "sentence-similarity", (CLS,), pads_left=True).head == "embedding"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +106,7 @@ def test_a_need_that_cannot_be_met_says_what_to_do(
 ) -> None:
     """With a way out."""
     with pytest.raises(TargetError, match=message) as caught:
-        find_target(target).use_for(task, modules, pads_left=False)
+        use_for(TARGETS[target], task, modules, pads_left=False)
     assert caught.value.hint
 
 
@@ -106,16 +115,16 @@ def test_fastembed_has_one_formula_for_encoders_whose_queries_are_looked_up(acti
     """The double logarithm, whatever the checkpoint was trained with; others that look queries up have all."""
     modules = (SpladePooling("max", activation),)
     for target in ("sentence-transformers", "opensearch"):
-        assert find_target(target).use_for("sparse-encoding", modules, pads_left=False, looks_up_queries=True)
+        assert use_for(TARGETS[target], "sparse-encoding", modules, pads_left=False, looks_up=True)
     if suits:
-        use = find_target("fastembed").use_for("sparse-encoding", modules, pads_left=False, looks_up_queries=True)
+        use = use_for(TARGETS["fastembed"], "sparse-encoding", modules, pads_left=False, looks_up=True)
         assert use.outputs[0].name == "logits"
         return
     with pytest.raises(TargetError, match=r"fastembed computes the max of log\(1 \+ log\(1 \+ relu\)\)"):
-        find_target("fastembed").use_for("sparse-encoding", modules, pads_left=False, looks_up_queries=True)
+        use_for(TARGETS["fastembed"], "sparse-encoding", modules, pads_left=False, looks_up=True)
 
 
-@pytest.mark.parametrize("target", [find_target(name) for name in TARGET_NAMES], ids=TARGET_NAMES)
+@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_a_layout_is_below_one_folder(target: Any, tmp_path: Path) -> None:
     """So that it can be staged and moved as one."""
     output = tmp_path / ("x.onnx" if target.name == "plain" else "x")
@@ -128,17 +137,17 @@ def test_a_layout_is_below_one_folder(target: Any, tmp_path: Path) -> None:
 def test_a_file_for_a_consumer_of_folders_is_refused(tmp_path: Path) -> None:
     """The hint names the folder."""
     with pytest.raises(TargetError, match=r"reads a folder with model\.onnx in it") as caught:
-        layout(find_target("fastembed"), tmp_path / "x.onnx", "name")
+        layout(TARGETS["fastembed"], tmp_path / "x.onnx", "name")
     assert str(tmp_path / "x") in caught.value.hint
 
 
 def test_anserini_refuses_tokenizers_that_it_does_not_have(minilm: Path) -> None:
     """It reads WordPiece vocabularies, lower-cases, and drops three ids by number."""
-    find_target("anserini").check_tokenizer(AutoTokenizer.from_pretrained(minilm))
+    specification("anserini", minilm, AutoTokenizer.from_pretrained(minilm)).accepts()
     cased = AutoTokenizer.from_pretrained(minilm)
     cased.backend_tokenizer.normalizer = None
     with pytest.raises(TargetError, match="lower-cases every text"):
-        find_target("anserini").check_tokenizer(cased)
+        specification("anserini", minilm, cased).accepts()
 
     class Shifted:
         backend_tokenizer = cased.backend_tokenizer
@@ -147,18 +156,18 @@ def test_anserini_refuses_tokenizers_that_it_does_not_have(minilm: Path) -> None
             return {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2}
 
     with pytest.raises(TargetError, match=r"in this vocabulary \[CLS\] is token 1"):
-        find_target("anserini").check_tokenizer(Shifted())
+        specification("anserini", minilm, Shifted()).accepts()
 
 
-def test_a_byte_level_tokenizer_is_no_wordpiece() -> None:
+def test_a_byte_level_tokenizer_is_no_wordpiece(minilm: Path) -> None:
     """Anserini could not read its vocabulary; fastembed needs a token to pad with."""
     from tokenizers import models
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
     with pytest.raises(TargetError, match="WordPiece"):
-        find_target("anserini").check_tokenizer(tokenizer)
+        specification("anserini", minilm, tokenizer).accepts()
     with pytest.raises(TargetError, match="no padding token"):
-        find_target("fastembed").check_tokenizer(tokenizer)
+        specification("fastembed", minilm, tokenizer).accepts()
 
 
 def exported(checkpoint: Path, target: str, folder: Path) -> Path:
@@ -215,21 +224,19 @@ def test_tei_gets_the_settings_that_it_reads(workshop: Workshop, minilm: Path, t
     assert flags["pooling_mode_cls_token"] is False
 
 
-def test_chroma_gets_a_vocabulary_and_models_of_its_length(minilm: Path, tmp_path: Path) -> None:
+def test_chroma_gets_a_vocabulary_and_models_of_its_length(workshop: Workshop, minilm: Path, tmp_path: Path) -> None:
     """It downloads its own model where vocab.txt is missing, and feeds 256 tokens of every text."""
-    target, tokenizer = find_target("chroma"), AutoTokenizer.from_pretrained(minilm)
-    use = target.use_for("sentence-similarity", (MEAN,), pads_left=False)
-    assert use.inputs(("input_ids", "attention_mask")) == ("input_ids", "token_type_ids", "attention_mask")
-    model = TargetModel("m", use, None, (MEAN,), max_tokens=512)
+    unlimited = workshop.checkpoint("tiny-encoder")  # by sentence-transformers
+    chroma = specification("chroma", unlimited, AutoTokenizer.from_pretrained(minilm))
+    assert chroma.use.inputs(("input_ids", "attention_mask")) == ("input_ids", "token_type_ids", "attention_mask")
     with pytest.raises(TargetError, match="feeds 256 tokens of every text, and this checkpoint takes 128") as caught:
-        target.write_files(Delivery(model, None, tokenizer, tmp_path, 128))
+        chroma.files(tmp_path, 128)
     assert "max_seq_length" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
-    target.write_files(Delivery(model, None, tokenizer, tmp_path, 512))
+    chroma.files(tmp_path, 512)
     assert (tmp_path / "vocab.txt").read_text(encoding="utf-8").splitlines()[101] == "[CLS]"
-    assert "cuts texts to 256 tokens; it scales vectors to length 1" in target.instruction(model)
-    usual = dataclasses.replace(model, modules=(MEAN, Normalize()), max_tokens=256)
-    assert ";" not in target.instruction(usual)
+    assert "cuts texts to 256 tokens; it scales vectors to length 1" in chroma.note
+    assert ";" not in specification("chroma", minilm, scales=True).note  # of 256 tokens
 
 
 def inference_free(workshop: Workshop, folder: Path) -> Path:
@@ -293,11 +300,8 @@ def test_queries_of_an_inference_free_encoder_weigh_the_same_in_its_consumers(
         token: weights[token] for token in ids[1:-1]
     }
     # IfSplade of fastembed: the vocabulary's own name of each token.
-    target, encoder = find_target("fastembed"), AutoTokenizer.from_pretrained(folder)
-    modules = (SpladePooling("max", "log1p_relu"),)
-    use = target.use_for("sparse-encoding", modules, pads_left=False, looks_up_queries=True)
-    model = TargetModel("m", use, None, modules, vocabulary_size=30522)
-    target.write_files(Delivery(model, None, encoder, folder, 128))
+    use = use_for(TARGETS["fastembed"], "sparse-encoding", (SpladePooling("max", "log1p_relu"),), looks_up=True)
+    specification("fastembed", checkpoint, AutoTokenizer.from_pretrained(folder), use).files(folder, 128)
     table = json.loads((folder / "idf.json").read_text())
     assert [table[tokenizer.id_to_token(token)] for token in ids] == weights[ids].tolist()
 
@@ -328,9 +332,7 @@ def test_archives_are_the_same_whenever_they_are_written(workshop: Workshop, tmp
         "pooling_mode": "CLS",
         "normalize_result": False,
     }
-    target = find_target("opensearch")
-    use = target.use_for("sentence-similarity", (MAX,), pads_left=False)
-    target.pack(TargetModel("checkpoint", use, None, (MAX,)), folder, folder / "checkpoint.onnx")
+    specification("opensearch", checkpoint).pack(folder, folder / "checkpoint.onnx")
     assert archive.read_bytes() == before
 
 
@@ -362,17 +364,16 @@ def test_fastembed_has_one_kind_of_late_interaction(
     """That of colbertv2.0, whose tokens and lengths are written in its code; any other setting is refused by name."""
     (tmp_path / "config.json").write_text('{"architectures": ["HF_ColBERT"], "model_type": "bert"}')
     (tmp_path / "artifact.metadata").write_text(json.dumps(metadata))
-    source, tokenizer = Source.find(str(tmp_path)), AutoTokenizer.from_pretrained(minilm)
-    target = find_target("fastembed")
-    use = target.use_for("late-interaction", (), pads_left=False)
+    use = use_for(TARGETS["fastembed"], "late-interaction")
+    fastembed = specification("fastembed", tmp_path, AutoTokenizer.from_pretrained(minilm), use)
     assert use.inputs(("input_ids", "token_type_ids", "attention_mask")) == ("input_ids", "attention_mask")
-    found = list(other_than_colbert(source, tokenizer))
+    found = list(other_than_colbert(fastembed.source, fastembed.tokenizer))
     assert [text[: len(other)] for text in found] == ([other] if other else [])
     if other:
         with pytest.raises(TargetError, match="fastembed's late interaction is fixed to colbert-ir/colbertv2.0"):
-            target.check_checkpoint(use, source, tokenizer)
+            fastembed.accepts()
     else:
-        target.check_checkpoint(use, source, tokenizer)
+        fastembed.accepts()
 
 
 def test_infinity_is_told_how_long_texts_are_and_gets_no_rerankers_with_token_types(
@@ -383,12 +384,11 @@ def test_infinity_is_told_how_long_texts_are_and_gets_no_rerankers_with_token_ty
         exported(workshop.checkpoint("tiny-reranker"), "infinity", tmp_path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 512, "model_type": "bert"}')
-    target = find_target("infinity")
-    use = target.use_for("sentence-similarity", (MEAN,), pads_left=False)
-    model = TargetModel("m", use, None, (MEAN,), max_tokens=256)
-    target.write_files(Delivery(model, None, None, tmp_path, 256))
+    encoder = workshop.checkpoint("tiny-encoder")
+    infinity = specification("infinity", encoder, AutoTokenizer.from_pretrained(encoder))
+    infinity.files(tmp_path, 256)
     assert json.loads((tmp_path / "config.json").read_text()) == {"max_position_embeddings": 256, "model_type": "bert"}
-    assert "it scales vectors to length 1" in target.instruction(model)
+    assert "it scales vectors to length 1" in infinity.note
 
 
 @pytest.mark.parametrize(
@@ -429,22 +429,24 @@ def test_the_head_that_a_target_needs_may_be_named(
     """By its name, by the task that means it, or by both."""
     model = str(workshop.checkpoint("tiny-splade"))
     options = ExportOptions(model, target=target, head=head, task=task, output=tmp_path / "m")
-    specification = prepare(Request.of(options)).plan.specification
-    assert specification is not None
-    assert [info.name for info in specification.model.use.outputs] == outputs
+    planned = prepare(Request.of(options)).plan.specification
+    assert planned is not None
+    assert [info.name for info in planned.use.outputs] == outputs
 
 
 def test_every_target_is_checked_against_its_consumer() -> None:
     """By a file of its name in scripts/consumers/, which check_consumers.py finds."""
     from check_consumers import find_checks  # in scripts/, which the workshop puts on the path
 
-    assert {check.target for check in find_checks()} == set(TARGET_NAMES) - {"plain"}
+    assert {check.target for check in find_checks()} == set(TARGETS) - {"plain"}
 
 
-def test_targets_are_found_by_their_modules() -> None:
-    """Nothing lists them; what reads no folder comes first."""
-    assert TARGET_NAMES[0] == "plain"
-    assert list(TARGET_NAMES[1:]) == sorted(TARGET_NAMES[1:])
-    for name in TARGET_NAMES:
-        assert find_target(name).name == name
-        assert type(find_target(name)).__module__.rpartition(".")[2] == name.replace("-", "_").replace(".", "_")
+def test_a_row_and_its_module_belong_together() -> None:
+    """Each module in `targets/` is named by one row, and only the target that reads no folder is without a graph."""
+    modules = {info.name for info in pkgutil.iter_modules(targets.__path__)}
+    assert sorted(row.module for row in TARGETS.values() if row.module) == sorted(modules)
+    for row in TARGETS.values():
+        assert class_of(row).__module__ == f"{targets.__name__}.{row.module}" if row.module else TargetSpecification
+        assert row.takes_any_graph == (not row.graph) == (row.name == "plain")
+        assert {row.length_in} <= {"", *row.files}
+        assert {name for use in row.uses for name in use.after or ()} <= set(COMPUTED)

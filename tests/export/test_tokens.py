@@ -26,7 +26,8 @@ from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.run import _tokenizer_notes
 from onnxtool.export.sidecar_files import write_sidecar_files
 from onnxtool.export.source import Source
-from onnxtool.export.target import SPARSE, Delivery, TargetModel, Use, find_target
+from onnxtool.export.target_specification import class_of
+from onnxtool.export.targets import TARGETS
 from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime import tokens
@@ -298,20 +299,16 @@ def test_vocab_txt_has_the_tokens_of_tokenizer_json(tmp_path: Path) -> None:
 )
 def test_the_form_of_a_target_is_compared(tmp_path: Path, target: str, change: Change, differs: bool) -> None:
     """A vocabulary, a file that is read alone, or all files through transformers."""
-    found, consumer = written(minilm(tmp_path / "model", change)), find_target(target)
-    asked = TargetModel("m", Use(SPARSE, ()), None, ())
+    found, row = written(minilm(tmp_path / "model", change)), TARGETS[target]
+    source = Source.find(str(tmp_path / "model"))
+    consumer = class_of(row)(row, row.uses[0], source, None, found.own.tokenizer)
     if target == "anserini":
-        consumer.write_files(Delivery(asked, None, found.own.tokenizer, found.folder, None))
-    texts = [text for text in found.texts if consumer.reads_as_trained(text, found.own.tokenizer)]
-
-    def check() -> None:
-        found.own.check(consumer.title, lambda *read: consumer.read_texts(found.folder, asked, *read), texts)
-
+        consumer.files(found.folder, None)
     if not differs:
-        check()
+        consumer.check_tokens(found.own, found.folder, found.texts)
         return
-    with pytest.raises(CheckpointError, match=f"{consumer.title} would read other tokens"):
-        check()
+    with pytest.raises(CheckpointError, match=f"{row.title} would read other tokens"):
+        consumer.check_tokens(found.own, found.folder, found.texts)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from onnxtool.errors import CheckpointError, InputError
 from onnxtool.evaluation import EvaluateOptions
 from onnxtool.evaluation.options import RERANKER
 from onnxtool.evaluation.pytorch import open_checkpoint
-from onnxtool.export.target import find_target
 from onnxtool.export.target_specification import other_scores
+from onnxtool.export.targets import TARGETS
 from onnxtool.infer.heads.labels import Labels, Scores
 from tests.infer.tiny_models import VOCABULARY, write_checkpoint
 
@@ -111,7 +111,7 @@ def test_a_consumer_that_scores_otherwise_is_named(
 ) -> None:
     """Transformers.js and text-embeddings-inference know fewer functions, as their sources say."""
     files = CheckpointFolder(write_checkpoint(tmp_path, config={"problem_type": problem}))
-    said = other_scores(find_target(target), files, is_single=labels == 1)
+    said = other_scores(TARGETS[target], files, is_single=labels == 1)
     assert theirs in said
     assert bool(said) == bool(theirs)
 

@@ -22,24 +22,9 @@ from onnxtool.checkpoint.sentence_modules import (
 )
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
 from onnxtool.errors import TargetError
-from onnxtool.export.source import Source
-from onnxtool.export.target import (
-    DENSE,
-    HIDDEN_STATES,
-    INFERENCE_FREE,
-    LOGITS,
-    SCORE_LOGITS,
-    SCORES,
-    SPARSE,
-    TOKENIZER_FILES,
-    TOKENS,
-    VERDICTS,
-    Delivery,
-    Target,
-    TargetModel,
-    Use,
-    write_json,
-)
+from onnxtool.export.sidecar_files import write_json
+from onnxtool.export.target_specification import TargetSpecification
+from onnxtool.export.targets import DENSE, INFERENCE_FREE, SCORES, SPARSE, TOKENS, VERDICTS
 from onnxtool.reports import Json
 from onnxtool.version import DISTRIBUTION, __version__
 
@@ -68,27 +53,12 @@ _PACKAGE = "sentence_transformers"
 _REASON = "It runs the ONNX file of this model instead of PyTorch."
 
 
-class SentenceTransformers(Target):
-    """Reads the checkpoint's own files, and a graph in the folder `onnx` through a class from onnxtool."""
+class SentenceTransformersSpecification(TargetSpecification):
+    """The checkpoint's own files, and a graph in the folder `onnx` through a class from onnxtool."""
 
-    name = "sentence-transformers"
-    title = "sentence-transformers"
-    uses = (
-        Use(DENSE, (HIDDEN_STATES,), after=None),
-        Use(SPARSE, (LOGITS,), after=None),
-        Use(INFERENCE_FREE, (LOGITS,), after=None),
-        Use(TOKENS, (HIDDEN_STATES,), after=None),
-        Use(SCORES, (SCORE_LOGITS,), after=None),
-        # The score of a pair, not the vocabulary logits of each token.
-        Use(VERDICTS, (SCORE_LOGITS,), head="reranker", after=None),
-    )
-    graph = "onnx/model.onnx"
-    files = ("config.json", *TOKENIZER_FILES)
-    tokenizer_of = "sentence-transformers"
-
-    def check_checkpoint(self, use: Use, source: Source, tokenizer: Any) -> None:
+    def accepts(self) -> None:
         """Refuse modules with unknown files, and a transformer whose output differs from the graph's."""
-        modules = source.sentence_modules
+        source, use, modules = self.source, self.use, self.source.sentence_modules
         if modules.modules and source.read_json(MODULES_NAME) is None:
             raise _refusal(
                 f"{source.model_name} has the layout of Stanford's ColBERT, which sentence-transformers rewrites as it "
@@ -100,7 +70,7 @@ class SentenceTransformers(Target):
             raise _refusal(f"{source.model_name} is a Router of several models, and a folder holds one of them")
         if use.kind == VERDICTS and not modules.modules:
             raise _refusal(
-                f"{source.model_name} has no modules, by which {self.title} would know which tokens are scored",
+                f"{source.model_name} has no modules, by which {self.target.title} would know which tokens are scored",
                 f"save it with {_ENCODERS[VERDICTS]} first, and export what that wrote; or pass --target plain",
             )
         first, *behind = modules.kinds or ("Transformer",)
@@ -124,52 +94,54 @@ class SentenceTransformers(Target):
         if modules.query is not None:
             require_same_tokens(modules.query, source)
             SparseStaticEmbedding.read(modules.query)
+        super().accepts()
 
-    def write_files(self, to: Delivery) -> None:
+    def files(self, folder: Path, longest: int | None) -> None:
         """Name onnxtool's class instead of the transformer's, and write what sentence-transformers assumes by default.
 
         A transformers-only checkpoint gets the modules that sentence-transformers would add.
         """
-        if not (to.folder / "config.json").is_file():  # a checkpoint exported into its own folder keeps its files
+        if not (folder / "config.json").is_file():  # a checkpoint exported into its own folder keeps its files
             raise TargetError(
                 f"{MODULES_NAME} of the checkpoint itself would name the class {CLASS} instead of PyTorch's",
                 "pass an --output that is not the checkpoint's own folder",
             )
-        kind = to.model.use.kind
-        files = CheckpointFolder(to.folder)
+        super().files(folder, longest)
+        kind, files = self.use.kind, CheckpointFolder(folder)
         stored = files.sentence_modules
         if not stored.modules:
-            _write_modules(to.folder, kind, _default_pooling(kind, to.config))
+            _write_modules(folder, kind, _default_pooling(kind, self.config))
         elif stored.query is None:
             first, *behind = as_list(files.read_json(MODULES_NAME))
-            write_json(to.folder / MODULES_NAME, [{**as_object(first), "type": CLASS}, *behind])
+            write_json(folder / MODULES_NAME, [{**as_object(first), "type": CLASS}, *behind])
         else:
             routes = files.read(ROUTER_NAME)
             types = {**as_object(routes.get("types")), stored.modules[0].folder: CLASS}
-            write_json(to.folder / ROUTER_NAME, {**routes, "types": types})
-            copy = to.folder / stored.query.file("tokenizer.json")  # identical, as ensured by check_checkpoint
+            write_json(folder / ROUTER_NAME, {**routes, "types": types})
+            copy = folder / stored.query.file("tokenizer.json")  # identical, as ensured by `accepts`
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(to.folder / "tokenizer.json", copy)
+            shutil.copyfile(folder / "tokenizer.json", copy)
         if (score := stored.find(_SCORE)) is not None:  # the graph has computed it: the one logit that it returns
             write_json(
-                to.folder / score.file("config.json"), {**score.settings, "true_token_id": 0, "false_token_id": None}
+                folder / score.file("config.json"), {**score.settings, "true_token_id": 0, "false_token_id": None}
             )
         # As in the files: a late-interaction encoder's description includes settings that PyLate keeps elsewhere.
         name = stored.transformer_file or TRANSFORMER_NAMES[0]
         settings = files.read(name)
         if settings.get("transformer_task") is None:  # it was implied by the class
-            write_json(to.folder / name, {**settings, "transformer_task": _TASKS[kind]})
+            write_json(folder / name, {**settings, "transformer_task": _TASKS[kind]})
         requirement = {DISTRIBUTION: {"specifier": f">={__version__}", "reason": _REASON}}
         encoder = {"prompts": {}, "default_prompt_name": None, **files.read(ENCODER_NAME)}
         if kind != TOKENS:  # a PyLate model without a name gets converted; a name would prevent that
             encoder.setdefault("model_type", _ENCODERS[kind])
         required = as_object(encoder.get("requirements"))
-        write_json(to.folder / ENCODER_NAME, {**encoder, "requirements": {**required, **requirement}})
+        write_json(folder / ENCODER_NAME, {**encoder, "requirements": {**required, **requirement}})
 
-    def instruction(self, model: TargetModel) -> str:
+    @property
+    def note(self) -> str:
         """Say how to load it."""
         return (
-            f'import onnxtool.sentence_transformers, then load it with {_ENCODERS[model.use.kind]}("FOLDER") of '
+            f'import onnxtool.sentence_transformers, then load it with {_ENCODERS[self.use.kind]}("FOLDER") of '
             "sentence-transformers 6; without that import, trust_remote_code=True"
         )
 
@@ -204,4 +176,4 @@ def _write_modules(folder: Path, kind: str, pooling: tuple[str, Mapping[str, Jso
     write_json(folder / MODULES_NAME, listed)
 
 
-TARGET = SentenceTransformers()
+SPECIFICATION = SentenceTransformersSpecification
