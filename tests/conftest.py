@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
 import gc
 import os
 import sys
@@ -110,47 +109,6 @@ def frozen_heap() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def volatile_disk() -> None:
-    """Do not wait for the disk: no test's files must outlive a power failure."""
-    os.fsync = lambda _descriptor: None  # type: ignore[assignment]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def few_turns() -> None:
-    """Time optimized files in few turns: no test asserts how fast they are, and hundreds optimize one."""
-    import onnxtool.optimize.speed
-
-    onnxtool.optimize.speed._MOST_TURNS = 2
-
-
-@functools.cache
-def _share_registry() -> None:
-    """Let PyTorch's exporter read the sources of onnxscript's operators once in a process, and not in each export.
-
-    Each export gets a registry of its own, with lists of its own. Reading takes 0.5 s of CPU time: an eighth of the
-    export of a tiny model.
-    """
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    read = functools.cache(ONNXRegistry.from_torchlib)
-
-    def from_torchlib(cls: type[Any], /, *opset_version: int, **named: int) -> Any:
-        shared, registry = read(*opset_version, **named), cls()
-        registry._opset_version = shared._opset_version
-        registry.functions = {target: list(metas) for target, metas in shared.functions.items()}
-        return registry
-
-    ONNXRegistry.from_torchlib = classmethod(from_torchlib)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shared_registry() -> None:
-    """Share it from the module of tests on that finds PyTorch imported; not all tests need it."""
-    if "torch" in sys.modules:
-        _share_registry()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,25 +15,21 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-import tests.workshop  # noqa: F401  puts scripts/ on the path
 from tests.cli.entry_point import json_of, run_onnxtool
+from tests.workshop import SCRIPTS, load_script
 
-import check_cuda  # isort: skip
-import cuda_steps  # isort: skip
-from harness import isolation, steps  # isort: skip
-
+check_cuda, cuda_steps = load_script("check_cuda"), load_script("cuda_steps")
+isolation, steps = load_script("harness.isolation"), load_script("harness.steps")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no groups of processes to kill")
-SCRIPTS = Path(check_cuda.__file__).parent
 # Steps a, b and c, of which c needs b; each writes a line to runs.txt, and does what its argument says.
 SCRIPT = """
 import os, sys, time
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, sys.argv[1])
 from harness.steps import Result, Step, print_tables, problems_of, run_steps
 
-work, stamp, words = Path(sys.argv[2]), {"version": sys.argv[3]}, sys.argv[4:7]
+work, stamp, words = Path(sys.argv[1]), {"version": sys.argv[2]}, sys.argv[3:6]
 
 
 def act(name, word):
@@ -52,7 +49,7 @@ def act(name, word):
 a, b, c = (partial(act, name, word) for name, word in zip("abc", words))
 steps = [Step("a", "t", a), Step("b", "t", b), Step("c", "t", c, needs=("b",))]
 if __name__ == "__main__":
-    outcomes = run_steps(steps, work, stamp, again=sys.argv[8:], minutes=float(sys.argv[7]))
+    outcomes = run_steps(steps, work, stamp, again=sys.argv[7:], minutes=float(sys.argv[6]))
     print_tables(outcomes)
     print(*problems_of(outcomes), sep="\\n")
 """
@@ -64,8 +61,9 @@ def run_script(work: Path, *words: str, version: str = "1", minutes: str = "1", 
     script.write_text(SCRIPT, "utf-8")
     runs = work / "runs.txt"
     runs.write_text("", "utf-8")
-    command = [sys.executable, "-S", str(script), str(SCRIPTS), str(work), version, *words, minutes, *again]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-S", str(script), str(work), version, *words, minutes, *again]
+    variables = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
     return f"{runs.read_text('utf-8')}: {done.stdout}"
 
 
@@ -135,7 +133,7 @@ def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each step, and the commands that it runs, in this process: in one of their own each imports PyTorch."""
 
     class Here:
-        def run(self, step: Callable[..., Any], _log: Path, _time_s: float, *arguments: Any) -> isolation.Outcome:
+        def run(self, step: Callable[..., Any], _log: Path, _time_s: float, *arguments: Any) -> Any:
             return isolation.Outcome(0, step(*arguments), "", "", 0.0)
 
     def run_command(*words: object) -> dict[str, Any]:

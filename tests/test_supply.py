@@ -20,15 +20,13 @@ import pytest
 from packaging.metadata import Metadata
 from packaging.version import Version
 
-import tests.workshop  # noqa: F401  puts scripts/ on the path
 from hatch_build import resolve_links
 from onnxtool.release.bom import check_bom
 from onnxtool.version import DISTRIBUTION, __version__
+from tests.workshop import load_script
 
-from check_advisories import main, read_pins  # isort: skip
-import write_sbom  # isort: skip
-from write_sbom import sbom_text  # isort: skip
-
+advisories, write_sbom = load_script("check_advisories"), load_script("write_sbom")
+main, read_pins, sbom_text = advisories.main, advisories.read_pins, write_sbom.sbom_text
 ROOT = Path(__file__).resolve().parent.parent
 PINS = "Some_Package==1.5 ; sys_platform == 'linux' \\\n    --hash=sha256:00\nother==2.0\n"
 

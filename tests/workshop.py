@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from filelock import FileLock
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
-from make_models import make_model, trained_model
 
-__all__ = ["Workshop", "trained_model"]
+def load_script(name: str) -> Any:
+    """Import a module of scripts/, which finds its neighbors while it is imported."""
+    with mock.patch.object(sys, "path", [str(SCRIPTS), *sys.path]):
+        return importlib.import_module(name)
+
+
+def trained_model() -> Path:
+    """Return the folder of MiniLM: real trained weights, tokenizer and pooling config."""
+    folder: Path = load_script("make_models").trained_model()
+    return folder
 
 
 class Workshop:
@@ -26,7 +37,8 @@ class Workshop:
     def checkpoint(self, name: str) -> Path:
         """Return the folder of the checkpoint called `name` in models/recipes.json."""
         with self._lock:
-            return make_model(name, self.folder / "checkpoints")
+            path: Path = load_script("make_models").make_model(name, self.folder / "checkpoints")
+        return path
 
     def exported(self, name: str, *, exporter: str = "dynamo", head: str = "none") -> Path:
         """Return an export of that checkpoint, which must not be changed, with its tokenizer beside it."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-import gradient_table
 
 from tests.autodiff.cases import CASES
 from tests.autodiff.networks import NETWORKS
+from tests.workshop import load_script
+
+gradient_table = load_script("gradient_table")
 
 # What onnxruntime-training 1.19.2 has a gradient for.
 _REFERENCE = """

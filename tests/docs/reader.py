@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from make_models import place_trained
 
 from tests.docs.documents import make_reader
-from tests.workshop import Workshop
+from tests.workshop import Workshop, load_script
 
 # The commands that many documents begin with; they are run once, and their output is compared in each document.
 PREPARED = (
@@ -32,6 +31,6 @@ def reader(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path
     checkpoints = {"tiny-classifier": workshop.checkpoint("tiny-classifier")}
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / "outputs.json").exists():
-            place_trained(folder / "models" / "checkpoints")
+            load_script("make_models").place_trained(folder / "models" / "checkpoints")
             make_reader(folder, checkpoints, PREPARED)
     return folder

@@ -38,7 +38,6 @@ def slow(monkeypatch: pytest.MonkeyPatch, milliseconds: Mapping[str, float]) -> 
         return milliseconds[session.model.path.name] * (1 + len(order) % 3 / 1000)
 
     monkeypatch.setattr(speed, "_time", time)
-    monkeypatch.setattr(speed, "_MOST_TURNS", 15)
     return order
 
 

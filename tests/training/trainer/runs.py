@@ -1,6 +1,6 @@
 """Whole runs of a trainer, in one process and in two: the loss of every step, and the parameters after the last.
 
-As a program, under torch.distributed.run, this is one of two processes: `runs.py STEPS FOLDER`.
+As a program, with the variables of torch.distributed, this is one of two processes: `runs.py STEPS FOLDER`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,9 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, PrinterCallback, Trainer, TrainingArguments
 
 from onnxtool.training import OrtTrainer
+from tests.training.trainer.trainers import Sorter, classified
 
-LENGTH, WORDS, BATCH, EXAMPLES, HIDDEN_SHARE = 24, 400, 4, 46, 0.15
+LENGTH, WORDS, BATCH, EXAMPLES, HIDDEN_SHARE = 24, 400, 4, 32, 0.15
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -54,22 +57,34 @@ def examples() -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def train(trainer_class: type[Trainer], folder: Path, steps: int, *, resumed_from: Path | None = None) -> Run:
-    """Train a new BERT of one layer with dropout; half of the way there is a checkpoint, in `folder`.
+def bert() -> torch.nn.Module:
+    """A BERT of one layer with dropout."""
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return BertForMaskedLM(BertConfig(vocab_size=WORDS, intermediate_size=64, max_position_embeddings=LENGTH, **sizes))
 
-    Gradients are accumulated over two batches, of different sizes at the end of each epoch, and clipped; labels are
-    smoothed.
+
+def train(
+    trainer_class: type[Trainer],
+    folder: Path,
+    steps: int,
+    *,
+    make: Callable[[], torch.nn.Module] = bert,
+    texts: Sequence[dict[str, torch.Tensor]] | None = None,
+    resumed_from: Path | None = None,
+) -> Run:
+    """Train a new model; half of the way there is a checkpoint, in `folder`.
+
+    Gradients are accumulated over two batches and clipped; labels of BERT are smoothed. All batches have one
+    size, so each run compiles once.
     """
     torch._dynamo.reset()  # as PyTorch's documentation has it
     torch.manual_seed(0)
     arguments = TrainingArguments(
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=BATCH, gradient_accumulation_steps=2,
-        label_smoothing_factor=0.1, learning_rate=1e-3, logging_steps=1, save_steps=steps // 2, use_cpu=True,
-        report_to=[], disable_tqdm=True,
+        label_smoothing_factor=0.1 if make is bert else 0.0, learning_rate=1e-3, logging_steps=1,
+        save_steps=steps // 2, use_cpu=True, report_to=[], disable_tqdm=True,
     )  # fmt: skip
-    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = BertConfig(vocab_size=WORDS, intermediate_size=64, max_position_embeddings=LENGTH, **sizes)
-    trainer = trainer_class(model=BertForMaskedLM(config), args=arguments, train_dataset=examples())
+    trainer = trainer_class(model=make(), args=arguments, train_dataset=texts or examples())
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=str(resumed_from) if resumed_from else None)
     losses = tuple(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
@@ -78,14 +93,23 @@ def train(trainer_class: type[Trainer], folder: Path, steps: int, *, resumed_fro
 
 def two_processes(steps: int) -> float:
     """Return the largest relative difference of a loss where Trainer and OrtTrainer train in two processes."""
-    with tempfile.TemporaryDirectory() as name:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(
-            [*command, str(steps), name], env=environment, capture_output=True, encoding="utf-8", check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"the two processes failed:\n{done.stderr}")
+    with tempfile.TemporaryDirectory() as name, socket.create_server(("localhost", 0)) as taken:
+        port = taken.getsockname()[1]
+        taken.close()
+        variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2"}
+        variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, str(steps), name],
+                env={**os.environ, **variables, "RANK": rank, "LOCAL_RANK": rank},
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+            )
+            for rank in "01"
+        ]
+        errors = [process.communicate()[1] for process in processes]
+        if any(process.returncode for process in processes):
+            raise RuntimeError(f"the two processes failed:\n{errors}")
         return float(json.loads((Path(name) / "difference.json").read_text(encoding="utf-8")))
 
 
@@ -93,8 +117,10 @@ def be_one_of_two(steps: int, folder: Path) -> None:
     """Train both; the first process writes down the difference, all insist on equal parameters."""
     import torch.distributed as dist
 
-    plain = train(Trainer, folder / "plain", steps)
-    ours = train(OrtTrainer, folder / "ours", steps)
+    plain, ours = (
+        train(one, folder / one.__name__, steps, make=Sorter, texts=classified(EXAMPLES))
+        for one in (Trainer, OrtTrainer)
+    )
     for name, value in ours.parameters.items():
         values = [torch.empty_like(value) for _ in range(dist.get_world_size())]
         dist.all_gather(values, value)

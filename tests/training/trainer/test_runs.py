@@ -11,7 +11,7 @@ from onnxtool.training import OrtTrainer
 from tests.training.trainer.runs import train, two_processes
 
 TOLERANCE = 1e-5
-STEPS = 14  # more than two epochs of six, with a smaller last batch each; the stop is inside of the second
+STEPS = 10  # two and a half epochs of four; the stop is inside of the second
 
 
 @pytest.mark.slow
@@ -29,5 +29,5 @@ def test_steps_have_the_same_losses_with_a_stop_and_without(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_two_processes_have_the_losses_of_trainer_and_equal_parameters() -> None:
-    """Gradients are averaged by DistributedDataParallel, the last batches are smaller; the processes check the rest."""
-    assert two_processes(6) <= TOLERANCE
+    """Gradients are averaged by DistributedDataParallel; the processes check the rest."""
+    assert two_processes(3) <= TOLERANCE
