@@ -52,7 +52,8 @@ def check(folder: Path, *advisories: object, name: str = "advisories.json") -> i
                 archive.writestr(f"{number}.json", json.dumps(one))
     else:
         path.write_text(json.dumps(advisories), encoding="utf-8")
-    return main([str(path), "--pins", str(folder / "pins.txt")])
+    code: int = main([str(path), "--pins", str(folder / "pins.txt")])
+    return code
 
 
 @pytest.mark.parametrize("name", ["advisories.json", "all.zip"])

@@ -91,13 +91,6 @@ def longrope() -> Any:
     )  # fmt: skip
 
 
-def mistral() -> Any:
-    """Build a decoder that sees so many tokens before each."""
-    return transformers.MistralModel(
-        transformers.MistralConfig(**HEADS, max_position_embeddings=1300, sliding_window=1050)
-    )
-
-
 def checkpoint(make: Callable[[], Any], folder: Path) -> Path:
     """Write a checkpoint whose weights are large enough for a wrong attention to show."""
     torch.manual_seed(0)
@@ -147,7 +140,6 @@ def stated(report: ExportReport) -> tuple[str | None, str | None]:
         (modernbert, "torchscript", 1200, {300, 301, 600, 601}),
         (dynamic_ntk, "torchscript", 1100, set()),
         (longrope, "dynamo", 1100, {700, 701}),
-        (mistral, "torchscript", 1300, {1050, 1051}),
     ],
 )
 def test_a_model_with_a_threshold_is_verified_on_both_sides_of_it_and_at_its_maximum(

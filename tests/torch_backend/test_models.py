@@ -58,7 +58,6 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = {
         {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2},
         cacheless,
     ),
-    "Llama": ("LlamaForCausalLM", "LlamaConfig", {**_TEXT, "num_key_value_heads": 2}, cacheless),
     "Gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**_GROUPED, "sliding_window": 4}, cacheless),
     "T5": (
         "T5ForConditionalGeneration",
@@ -95,7 +94,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = {
     ),
 }
 
-EVALUATED = ("BERT", "Llama", "ResNet")
+EVALUATED = ("BERT", "ResNet")
 
 
 def answers(model: nn.Module, call: Callable[..., Any], inputs: Inputs) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -99,11 +99,9 @@ def test_sizes_that_change_with_every_batch_take_few_compilations(tmp_path: Path
 
 @pytest.mark.slow
 def test_dynamic_sizes_take_one_compilation(tmp_path: Path) -> None:
-    """Where the caller says beforehand that sizes change; the first batch has much padding."""
+    """Where the caller says beforehand that sizes change."""
     examples = classified(22, lengths=(5, 9, 7, 12, 6, 10, 8))
-    trainer = trainer_of(
-        OrtTrainer, classifier(), examples, tmp_path, {"max_steps": 6}, data_collator=padded, dynamic=True
-    )
+    trainer = trainer_of(OrtTrainer, Sorter(), examples, tmp_path, {"max_steps": 6}, data_collator=padded, dynamic=True)
     trainer.train()
     assert len(trainer.explain().graphs) == 2
 
