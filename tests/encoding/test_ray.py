@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from onnxtool.encoding import RunOptions, encode_parts
+from onnxtool.encoding import RunOptions
 from onnxtool.encoding.encoder import Task
 from onnxtool.encoding.ray import RayWorkers
 from onnxtool.errors import InputError
@@ -22,7 +22,6 @@ from tests.encoding.corpora import (
     OPTIONS,
     SIZE,
     SPLIT,
-    collection,
     contents_of,
     dense_model,
     make_texts,
@@ -107,16 +106,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         started.shutdown()
 
 
-def test_workers_of_ray_are_one_run(tmp_path: Path, cluster: Any) -> None:
-    """As those of this machine."""
-    del cluster
-    model, corpus = dense_model(tmp_path), collection(tmp_path, "folder")
-    run = RunOptions(engine="ray", processes=2, workers=1)
-    report = encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, run)
-    assert (report.engine, report.processes, report.num_encoded) == ("ray", 2, 956)
-    assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray by itself
 def test_an_actor_pool_of_ray_data_encodes(tmp_path: Path, cluster: Any) -> None:
     """By the script of the recipe."""
@@ -131,7 +120,7 @@ def test_an_actor_pool_of_ray_data_encodes(tmp_path: Path, cluster: Any) -> None
 def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
     tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its splits go to the nodes that are left."""
+    """Its splits go to the nodes that are left, and the bytes are those of one run."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(150))
     corpus.write_text(corpus.read_text().replace('"id": "d', '"id": "poison'))
     node = cluster.add_node(num_cpus=4)
@@ -147,5 +136,5 @@ def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
         answer, _ = driver.communicate(timeout=120)
     assert driver.returncode == 0
     report = json.loads(answer)
-    assert (report["processes"], report["num_texts"]) == (2, 150)
+    assert (report["engine"], report["processes"], report["num_texts"]) == ("ray", 2, 150)
     assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)

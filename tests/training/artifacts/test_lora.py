@@ -29,17 +29,12 @@ from tests.training.small_models import CLASSES, FEATURES, HIDDEN, batch, load, 
 RANK, ALPHA, RATE, STEPS = 4, 6.0, 3e-3, 50
 TOLERANCE = 1e-5
 _NO_DROPOUT = {
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "dropout"), 0.0),
-    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "seq_classif_dropout"), 0.0),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout"), 0.0),
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
 }
 # Architecture, configuration, and the products with adapters as PEFT and as a pattern names them.
 MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "bert": ("BertForSequenceClassification", {"num_labels": 3}, ("query", "*.output.dense.weight")),
-    "distilbert": (
-        "DistilBertForSequenceClassification",
-        {"num_labels": 3, "dim": 16, "n_heads": 2, "n_layers": 1, "hidden_dim": 24},
-        ("q_lin", "v_lin"),
-    ),
     "llama": ("LlamaForCausalLM", {"num_key_value_heads": 1}, ("q_proj", "v_proj", "lm_head")),
     "gpt2": (
         "GPT2LMHeadModel",

@@ -112,7 +112,6 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
 # The checkpoint, the type of its labels for transformers, and options.
 KINDS: dict[str, tuple[str, str | None, Mapping[str, Any]]] = {
     "causal": ("causal", None, {}),
-    "causal of GPT-2": ("causal without dropout", None, {}),
     "masked": ("masked", None, {}),
     "classes of texts": ("texts", "single_label_classification", {}),
     "numbers of texts": ("number", "regression", {"loss": "MSELoss"}),

@@ -20,7 +20,7 @@ from tests.training.small_models import make, parameters_of
 from tests.workshop import Workshop
 
 ROWS, WIDTH, LAYERS = 256, 32, 6
-_RESIDUAL, _WITH_ATTENTION = "resnet", ("bert", "t5")
+_RESIDUAL, _WITH_ATTENTION = "resnet", "bert"
 
 
 def deep_model(
@@ -106,8 +106,8 @@ def test_gradients_are_the_same_and_fewer_tensors_live_at_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [_RESIDUAL, *_WITH_ATTENTION])
-def test_networks_have_the_same_gradients_and_those_with_attention_need_less(
+@pytest.mark.parametrize("name", [_RESIDUAL, _WITH_ATTENTION])
+def test_networks_have_the_same_gradients_and_one_with_attention_needs_less(
     workshop: Workshop, tmp_path: Path, name: str
 ) -> None:
     """Residual connections, attention, convolutions and batch normalization, as torch.onnx exports them."""
@@ -120,7 +120,7 @@ def test_networks_have_the_same_gradients_and_those_with_attention_need_less(
     for one, other in zip(kept, again, strict=True):
         np.testing.assert_allclose(other, one, rtol=0, atol=2e-6 * largest)  # fusions may differ
     # What copies are made of is there beside them for a moment; in a network of one layer that is its peak.
-    assert again_bytes <= (0.85 if name in _WITH_ATTENTION else 1.2) * kept_bytes
+    assert again_bytes <= (0.85 if name == _WITH_ATTENTION else 1.2) * kept_bytes
 
 
 def network_step(
