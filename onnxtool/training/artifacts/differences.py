@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from onnx import TensorProto, numpy_helper
 
 from onnxtool.errors import InputError, SessionError
 from onnxtool.model_file import ModelFile
+from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.session import open_session
 from onnxtool.training.artifacts.verification import (
@@ -40,7 +41,11 @@ _Feeds = Mapping[str, NDArray[Any]]
 # Of a step along a direction. onnxruntime's normalizations of float64 keep their mean and deviation in float32, so that
 # the loss has noise of 1e-9 of itself.
 _SIZE = 3e-4
-_MOST_BYTES = 8_000_000  # of a file: a larger one takes minutes, for two losses in float64 for each parameter and step
+# Two losses in float64 for each direction: a direction of its own for each parameter of a file up to the first size,
+# fewer for a larger file, whose losses take longer. A file above the second size would not fit into memory in float64.
+_SMALL_BYTES, _MOST_BYTES = 8_000_000, 2_000_000_000
+_SMALL_DIRECTIONS, _LEAST_DIRECTIONS = 64, 4
+_MOST_WEIGHT = 10.0
 
 
 def verify_file(
@@ -51,7 +56,7 @@ def verify_file(
     The loss of the eval model is compared with that of the file's output.
 
     Returns:
-        The largest differences; None if the file has more than 8 MB, the model draws random numbers outside Dropout or
+        The largest differences; None if the file has more than 2 GB, the model draws random numbers outside Dropout or
         rounds, no inputs can be made up, or nothing computes its loss in float64.
 
     Raises:
@@ -59,14 +64,15 @@ def verify_file(
     """
     import torch
 
-    if ModelFile.open(file).size_bytes > _MOST_BYTES:
+    opened = ModelFile.open(file)
+    if opened.size_bytes > _MOST_BYTES:
         return None
     training = without_dropout(folder / f"{prefix}training_model.onnx")
     if training is None or any(node.op_type == "QuantizeLinear" for node in training.graph.node):
         return None
     exact = _loss_in_float64(training, folder)
     try:
-        case = max(input_cases(ModelFile.open(file)), key=lambda case: len(next(iter(case.feeds.values()))))
+        case = _case(input_cases(opened), opened.size_bytes)
         logits = torch.from_numpy(open_session(file, provider="cpu").run(case.feeds)[setting.output])
     except (InputError, SessionError):  # what is made up does not fit the file
         return None
@@ -81,17 +87,18 @@ def verify_file(
     path.unlink()
     updates = Updates(folder / f"{prefix}optimizer_model.onnx", optimizer, trained)
     results, expected = list[ArtifactVerification](), float(torch_loss(logits, labels, setting))
+    most = max(_LEAST_DIRECTIONS, _SMALL_DIRECTIONS * _SMALL_BYTES // max(opened.size_bytes, _SMALL_BYTES))
     for _ in range(STEPS):
         found, evaluated = (run_model(session, feeds, labels.numpy()) for session in models)
         loss, eval_loss = (float(next(iter(outputs.values())).reshape(-1)[0]) for outputs in (found, evaluated))
         expected = eval_loss if results else expected
         gradients = {name: found[accumulated_name(name)] for name in trained}
-        inputs = {name: feeds.get(name, labels.numpy()) for name in models[0].input_names}
+        inputs = {name: _widened(feeds.get(name, labels.numpy())) for name in models[0].input_names}
         try:
             wanted = exact(inputs)
         except Exception:  # noqa: BLE001 - neither onnxruntime nor onnx.reference has a class for it
             return None
-        errors = _errors(exact, inputs, gradients, wanted)
+        errors = _errors(exact, inputs, gradients, wanted, most)
         worst = max(errors, key=lambda name: np.inf if np.isnan(errors[name]) else errors[name], default="")
         parameters, update_error = updates.step(gradients)
         feeds |= parameters
@@ -114,20 +121,58 @@ def verify_file(
     return worst_of(results)
 
 
-def _errors(exact: Callable[[_Feeds], float], inputs: _Feeds, gradients: _Feeds, loss: float) -> dict[str, float]:
-    """Return the error of each gradient along itself and a random direction in its elements that are not zero."""
+def _case(cases: Sequence[Case], size_bytes: int) -> Case:
+    """Return the case with the most rows; for a large file, the smallest one without an axis of one element."""
+    several = [case for case in cases if all(1 not in array.shape for array in case.feeds.values())]
+    if size_bytes > _SMALL_BYTES and several:
+        return min(several, key=lambda case: sum(array.size for array in case.feeds.values()))
+    return max(cases, key=lambda case: len(next(iter(case.feeds.values()))))
+
+
+def _errors(
+    exact: Callable[[_Feeds], float], inputs: _Feeds, gradients: _Feeds, loss: float, most: int
+) -> dict[str, float]:
+    """Return the error of each gradient along itself and a random direction in its elements that are not zero.
+
+    If there are more gradients than `most`, those of similar size share a direction, in which each counts by its own
+    size, and all have its error.
+    """
     draw, errors = np.random.default_rng(0), dict[str, float]()
-    largest = max((float(np.linalg.norm(one)) for one in gradients.values()), default=0.0)
-    for name, array in gradients.items():
-        gradient = array.astype(np.float64)
-        norm = float(np.linalg.norm(gradient))
-        noise = draw.normal(size=gradient.shape) * ((gradient != 0) if norm else 1.0)
-        direction = noise / np.linalg.norm(noise) + (gradient / norm if norm else 0.0)
-        below, above = (exact({**inputs, name: inputs[name] + size * direction}) for size in (-_SIZE, _SIZE))
-        slope, kink = ((above - below) / (2 * _SIZE), abs(above - 2 * loss + below) / (2 * _SIZE))
-        error = abs(float((gradient * direction).sum()) - slope) - kink
-        errors[name] = max(error, 0.0) / max(norm, SMALL * largest, 1e-30)
+    norms = {name: float(np.linalg.norm(array.astype(np.float64))) for name, array in gradients.items()}
+    largest = max(norms.values(), default=0.0)
+    names = sorted(gradients, key=norms.__getitem__) if len(gradients) > most else list(gradients)
+    length = -(-len(names) // most) or 1
+    groups = [names[start : start + length] for start in range(0, len(names), length)]
+    while groups:
+        group = groups.pop()
+        size = max(norms[name] for name in group)
+        directions = {name: _direction(draw, gradients[name], norms[name], size) for name in group}
+        least = max(size, SMALL * largest, 1e-30)
+        expected = sum(float((gradients[name] * directions[name]).sum()) for name in group)
+
+        def differences(step: float, directions: _Feeds = directions) -> tuple[float, float]:
+            """Return the slope along the directions, and by how much it changes at the point."""
+            moved = ({name: inputs[name] + one * array for name, array in directions.items()} for one in (-step, step))
+            below, above = (exact({**inputs, **one}) for one in moved)
+            return (above - below) / (2 * step), (above - 2 * loss + below) / (2 * step)
+
+        slope, change = differences(_SIZE)
+        error = abs(expected - slope)
+        if error > TOLERANCE * least:  # where the slope has a jump, as of a rectifier, both sides are right
+            closer, jump = differences(_SIZE / 2)
+            error = min(error, abs(expected - closer)) - abs(2 * jump - change)  # a curve's change is half as large
+        error = max(error, 0.0) / least
+        errors |= dict.fromkeys(group, error)
+        if error > TOLERANCE and len(group) > 1:  # whose is it?
+            groups += [group[: len(group) // 2], group[len(group) // 2 :]]
     return errors
+
+
+def _direction(draw: np.random.Generator, array: NDArray[Any], norm: float, size: float) -> NDArray[np.float64]:
+    """Return a direction that changes the loss as much as a gradient of that size does."""
+    noise = draw.normal(size=array.shape) * ((array != 0) if norm else 1.0)
+    direction = noise / np.linalg.norm(noise) + (array / norm if norm else 0.0)
+    return np.asarray(direction * (min(size / norm, _MOST_WEIGHT) if norm else 1.0), np.float64)
 
 
 def _loss_in_float64(training: onnx.ModelProto, folder: Path) -> Callable[[_Feeds], float]:
@@ -153,12 +198,13 @@ def _loss_in_float64(training: onnx.ModelProto, folder: Path) -> Callable[[_Feed
     names = [value.name for value in double.graph.input]
 
     def loss(feeds: _Feeds) -> float:
-        given = {
-            name: feeds[name].astype(np.float64) if feeds[name].dtype.kind == "f" else feeds[name] for name in names
-        }
-        return float(np.ravel(next(iter(run(given).values())))[0])
+        return float(np.ravel(next(iter(run({name: feeds[name] for name in names}).values())))[0])
 
     return loss
+
+
+def _widened(array: NDArray[Any]) -> NDArray[Any]:
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
 def _widen(message: Any) -> None:

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from torch import nn
 
 from onnxtool.errors import ArtifactError
+from onnxtool.training.artifacts import differences
 from onnxtool.training.artifacts.differences import verify_file
 from onnxtool.training.artifacts.verification import LossSetting, OptimizerSetting, TorchModel, verify_artifacts
 from onnxtool.training.graphs.names import LEARNING_RATE, accumulated_name
@@ -77,3 +78,23 @@ def test_three_steps_are_those_of_pytorch(tmp_path: Path, kind: str) -> None:
         verify_artifacts(tmp_path, "", reference, setting, optimizer)
     with pytest.raises(ArtifactError, match=message.replace("0.01", "0.0").replace("of 1", "of ")):
         verify_file(tmp_path, "", tmp_path / "m.onnx", replace(setting, output="y"), optimizer)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.005])
+def test_gradients_of_a_large_file_share_directions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    """Half a percent in one of them is found, and the error names it."""
+    monkeypatch.setattr(differences, "_SMALL_BYTES", 1)
+    monkeypatch.setattr(differences, "_LEAST_DIRECTIONS", 1)
+    make(tmp_path, perceptron())
+    scale(tmp_path / "training_model.onnx", accumulated_name("fc2.weight"), factor)
+    onnx.save(perceptron(), tmp_path / "m.onnx")
+    setting = LossSetting("CrossEntropyLoss", "y", class_axis=1)
+    if factor != 1:
+        with pytest.raises(ArtifactError, match=r"gradient of fc2\.weight .* error of 0\.00"):
+            verify_file(tmp_path, "", tmp_path / "m.onnx", setting, OptimizerSetting("AdamW"))
+        return
+    found = verify_file(tmp_path, "", tmp_path / "m.onnx", setting, OptimizerSetting("AdamW"))
+    assert found is not None
+    assert 0 < found.gradient_error < 1e-3
