@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
+import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from onnxtool.torch_backend.lower.decompositions.random import DROPOUT_MASKS, DropoutMask, has_scaled_mask
-from onnxtool.torch_backend.nodes import Node, is_dropout_mask, is_random, is_uninitialized
+from onnxtool.torch_backend.nodes import Node, is_call, is_dropout_mask, is_empty, is_random, is_uninitialized, is_view
 
 
 @contextlib.contextmanager
@@ -79,7 +81,7 @@ def attention(
     if enable_gqa and query.dim() == 4:
         key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
     leading = query.shape[:-2]
-    if key.shape[:-2] != leading or value.shape[:-2] != leading or key.device != query.device:
+    if key.shape[:-2] != leading or value.shape[:-2] != leading or key.device != query.device or is_empty(query):
         return None
     queries, keys, values = (tensor.flatten(0, -3) for tensor in (query, key, value))
     scores = torch.bmm(queries, keys.transpose(1, 2)) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
@@ -140,11 +142,16 @@ class _ReplacedFunctions(TorchFunctionMode):  # type: ignore[misc]  # PyTorch is
 
 _PURE_MODULES = ("_operator", "math", "torch")
 """Functions that are called with sizes, and functions that take one of several results."""
+_COMPARISONS = tuple(getattr(torch.ops.aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 _OF_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Any:
-    """Split a joint graph at its minimum cut; dropout masks are saved instead of redrawn for the gradient.
+    """Split a joint graph at its minimum cut.
+
+    Dropout masks are saved instead of redrawn for the gradient. An extreme to which the gradient compares the numbers
+    that it was taken of is taken again of these: computed in another session, they may differ in the last digit, so
+    that none of them would be equal to it.
 
     PyTorch's own pass for merging duplicates imports most of inductor, which takes 0.7 s (PyTorch 2.13).
     """
@@ -156,8 +163,27 @@ def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **arguments: Any) 
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     if config.cse:
         merge_duplicates(joint.graph)
+    for node in joint.graph.nodes:
+        for one in _compared_extreme(node) if is_call(node, *_COMPARISONS) else ():
+            one.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
     with config.patch(cse=False):
         return min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
+
+
+def _compared_extreme(comparison: Node) -> list[Node]:
+    """Return the operand that is an operator's result for the other operand, such as its maximum, and its views."""
+    for operand, other in itertools.permutations(map(_with_origin, comparison.args)):
+        if operand and other and other[-1] in operand[-1].all_input_nodes:
+            return operand
+    return []
+
+
+def _with_origin(node: Any) -> list[Node]:
+    """Return a node and, if it is a view or one of several results, what it is of, down to the first that is none."""
+    if not isinstance(node, torch.fx.Node):
+        return []
+    is_part = is_view(node) or node.target is operator.getitem
+    return [node, *(_with_origin(node.args[0]) if is_part else [])]
 
 
 def merge_duplicates(graph: torch.fx.Graph) -> None:

@@ -278,6 +278,7 @@ DECISIONS: dict[object, Decision] = {
     aten.hypot.default: Decision(elementwise.hypotenuse),
     aten.relu.default: Decision(elementwise.relu, fused_kernel=FusedKernel.BETWEEN_OTHERS),
     aten.threshold_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
+    aten.sigmoid.default: Decision(fx_rewrites=(arithmetic.exact_sigmoid,)),
     aten.gelu.default: Decision(fx_rewrites=(arithmetic.fusible_gelu,)),
     aten.gelu_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
     aten.silu_backward.default: Decision(elementwise.silu_gradient),

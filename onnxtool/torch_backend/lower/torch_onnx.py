@@ -22,14 +22,17 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 import torch
 from torch._guards import tracing
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.utils import _pytree as pytree
 
 from onnxtool.errors import first_line
 from onnxtool.graph.edit import producer
 from onnxtool.model_file.domains import default_opset
 from onnxtool.torch_backend.cache import Cache, versions
 from onnxtool.torch_backend.lower.decisions import DECISIONS, decision, small_only
-from onnxtool.torch_backend.nodes import called, seen_size
+from onnxtool.torch_backend.nodes import called, dims_by_stride, is_empty, is_seen, seen_size
 from onnxtool.torch_backend.own_translations import nodes_with_own
 
 aten = torch.ops.aten
@@ -153,7 +156,54 @@ def decompositions() -> Decompositions:
             table[target] = decided.decomposition
         if decided.fused_kernel is not None and target in table:
             table[target] = small_only(table[target])
-    return table
+    return {target: _as_the_operator(target, decompose) for target, decompose in table.items()}
+
+
+_CONTIGUOUS = (
+    *(aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats),
+    *(aten._native_batch_norm_legit_functional.default, aten.log_sigmoid_forward.default),
+)
+"""Operators whose first result is contiguous, or channels_last as their input, which their fake kernels do not say."""
+
+
+def _as_the_operator(target: Any, decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a decomposition whose results lie in memory as the operator's own: what is drawn like them follows it.
+
+    Our own decompositions see to it themselves. Operators on an empty tensor are left whole: they stay in PyTorch
+    (placement.py), whose kernels know more about them.
+    """
+
+    @functools.wraps(decompose)
+    def decompose_as_the_operator(*arguments: Any, **options: Any) -> Any:
+        tensors = [value for value in pytree.tree_leaves((arguments, options)) if isinstance(value, torch.Tensor)]
+        if any(map(is_empty, tensors[:1])):
+            return NotImplemented
+        results = decompose(*arguments, **options)
+        if results is NotImplemented or decision(target).decomposition or all(map(_is_in_order, tensors)):
+            return results
+        with disable_proxy_modes_tracing():
+            expected = pytree.tree_leaves(target(*arguments, **options))
+            if target in _CONTIGUOUS:
+                expected[0] = arguments[0].contiguous(memory_format=suggest_memory_format(arguments[0]))
+        leaves, structure = pytree.tree_flatten(results)
+        return structure.unflatten(map(_laid_out_like, leaves, expected))
+
+    return decompose_as_the_operator
+
+
+def _is_in_order(tensor: torch.Tensor) -> bool:
+    order = dims_by_stride(tensor)
+    return order == tuple(sorted(order)) and all(map(seen_size, tensor.stride()))
+
+
+def _laid_out_like(result: Any, expected: Any) -> Any:
+    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or not is_seen(result):
+        return result
+    order = dims_by_stride(expected)
+    if result.dim() < 2 or order == dims_by_stride(result):
+        return result
+    copied = result.permute(order).clone(memory_format=torch.contiguous_format)
+    return copied.permute(sorted(range(len(order)), key=order.__getitem__))
 
 
 def translate(graph_module: torch.fx.GraphModule) -> ir.Model:

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from onnxtool.torch_backend import OrtBackend
 from onnxtool.torch_backend.lower.decisions import DECISIONS, decision
 from onnxtool.torch_backend.lower.placement import EMPTY, NO_AXIS
+from tests.torch_backend.graphs import models_of
 from tests.torch_backend.oracle import require_same
 
 Function = Callable[..., object]
@@ -290,3 +292,67 @@ def test_a_dimension_that_a_translation_counts_from_the_end_is_no_index() -> Non
     x = torch.rand(4, 3, requires_grad=True)
     backend = require_same(lambda x: x.diff(dim=-1) * x[:, 1:], x, dynamic=True)
     assert not [session.failure for graph in backend.graphs for session in graph.sessions if session.failure]
+
+
+@pytest.mark.parametrize(
+    "function",
+    {
+        "logarithm": lambda x: x.sigmoid().log(),
+        "binary cross entropy": lambda x: torch.nn.functional.binary_cross_entropy(
+            x.sigmoid().reshape(-1), torch.ones(6), reduction="none"
+        ),
+        "quotient": lambda x: 1 / (x.sigmoid()[1:] + 1e-9),
+        "returned": lambda x: x.sigmoid(),
+    }.values(),
+)
+def test_a_small_probability_keeps_its_digits(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Sigmoid of onnxruntime is zero for -20; the loss of a saturated output would be 100 instead of 20."""
+    x = torch.tensor([-30.0, -20.0, -12.0, -3.0, 3.0, 20.0])
+    ours = torch.compile(function, backend=OrtBackend())(x)
+    torch.testing.assert_close(ours, function(x), rtol=1e-5, atol=0)
+
+
+def test_a_gate_keeps_the_fast_sigmoid() -> None:
+    """Its small results are multiplied, and kept for the gradient."""
+    models = models_of(lambda x, y: (x.sigmoid() * y).sum(), torch.rand(4, 6, requires_grad=True), torch.rand(4, 6))
+    assert "Sigmoid" in {node.op_type for node in models[0].graph.node}
+
+
+EXTREMES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "amax": lambda x: x.amax(-1),
+    "smallest of all": lambda x: x.min(),
+    "largest norm": lambda x: x.norm(torch.inf, dim=-1),
+    "largest three": lambda x: x * (x >= x.topk(3).values[..., -1:]),
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_the_gradient_finds_an_extreme_among_numbers_that_it_computes_again(name: str) -> None:
+    """They may differ in the last digit from those of the forward session, and one of no equal numbers is NaN."""
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        normalized = weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+        return EXTREMES[name](normalized)
+
+    x = torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    require_same(function, x, torch.tensor([-1.0, 0.5, 0.7, 1.1]))
+
+
+def test_operators_on_nothing_are_those_of_pytorch() -> None:
+    """Their decompositions would select the first of no classes, or divide by a size of zero."""
+
+    def function(x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        attended = torch.nn.functional.scaled_dot_product_attention(x, x, x, None, 0.1)
+        return torch.nn.functional.cross_entropy(x.flatten(1), labels), attended, x.sum(0).transpose(0, 1).amax(-1)
+
+    require_same(function, torch.rand(3, 5, 0, requires_grad=True), torch.full((3,), -100))
+
+
+def test_random_numbers_like_a_normalized_batch_follow_its_layout() -> None:
+    """PyTorch's kernel returns contiguous numbers for transposed ones; its decomposition keeps the transposition."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        normalized = torch.nn.functional.batch_norm(x, None, None, training=True)
+        return normalized * torch.empty_like(normalized).bernoulli_(0.7)
+
+    require_same(function, torch.rand(3, 4, 5).mT.requires_grad_())

@@ -25,6 +25,13 @@ from onnxtool.torch_backend.nodes import (
 
 aten = torch.ops.aten
 _SQUARE_ROOT_OF_TWO = 2**0.5
+_QUOTIENTS = (aten.div.Tensor, aten.xlogy.Tensor)
+_RELATIVE = (
+    *(aten.log.default, aten.log2.default, aten.log10.default, aten.logit.default, aten.xlogy.Scalar_Self),
+    *(aten.reciprocal.default, aten.rsqrt.default, aten.div.Tensor_mode, aten.pow.Tensor_Tensor),
+    *(aten.binary_cross_entropy.default, aten.binary_cross_entropy_backward.default),
+)
+"""Functions that tell a small number from a smaller one, of their first argument or, `_QUOTIENTS`, of the second."""
 _SCALINGS = (aten.div.Scalar, aten.mul.Scalar, aten.div.Tensor, aten.mul.Tensor)
 
 
@@ -61,6 +68,39 @@ def scale_before_expand(node: Node) -> Node | None:
             small = call(node, scaling.target, small, scaling.args[1])
         return call(node, aten.mul.Tensor, small, other)
     return None
+
+
+def exact_sigmoid(node: Node) -> Node | None:
+    """Replace a sigmoid of which the size of small results matters with `1 / (1 + exp(-x))`.
+
+    onnxruntime's kernel is exact to 6e-8, whatever the result: that of -20 is zero, and its logarithm minus infinity.
+    """
+    x = node.all_input_nodes[0]
+    tensor = tensor_of(x)
+    if tensor is None or tensor.dtype is not torch.float32:
+        return None
+    if not _is_only_returned(node) and not _divides(node, set()):
+        return None
+    above = call(node, aten.add.Scalar, call(node, aten.exp.default, call(node, aten.neg.default, x)), 1.0)
+    return call(node, aten.reciprocal.default, above)
+
+
+def _divides(node: Node, seen: set[Node]) -> bool:
+    """Return whether something divides by the node, or by a function or a part of it, or takes its logarithm."""
+    seen.add(node)
+    for user in node.users.keys() - seen:
+        if is_call(user, *_RELATIVE) or (is_call(user, *_QUOTIENTS) and user.args[1] is node):
+            return True
+        tags = user.target.tags if isinstance(user.target, torch._ops.OpOverload) else ()
+        follows = is_view(user) or torch.Tag.pointwise in tags or is_call(user, aten.cat.default, aten.clone.default)
+        if follows and _divides(user, seen):
+            return True
+    return False
+
+
+def _is_only_returned(node: Node) -> bool:
+    """Return whether nothing but the user reads the node or views of it: others are kept for the gradient."""
+    return all(user.op == "output" or (is_view(user) and _is_only_returned(user)) for user in node.users)
 
 
 def fusible_gelu(node: Node) -> Node | None:
@@ -154,10 +194,10 @@ def _index(node: Node, reduction: Node) -> Node | None:
 
 
 def _nans(node: Node, reduction: Node) -> Node | None:
-    """Return where the numbers are NaN, as ones; None for numbers that never are."""
+    """Return where the numbers are NaN, as ones; None for numbers that never are, and for none at all."""
     x = reduction.args[0]
     tensor = tensor_of(x)
-    if tensor is None or not tensor.is_floating_point() or reduction.kwargs:
+    if tensor is None or not tensor.is_floating_point() or is_empty(tensor) or reduction.kwargs:
         return None
     return call(node, prims.convert_element_type.default, call(node, aten.isnan.default, x), torch.int32)
 
