@@ -19,6 +19,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from onnxtool.torch_backend.lower.channels_last import keep_channels_last
 from onnxtool.torch_backend.lower.decompositions.random import DROPOUT_MASKS, DropoutMask, has_scaled_mask
 from onnxtool.torch_backend.nodes import Node, is_call, is_dropout_mask, is_empty, is_random, is_uninitialized, is_view
 
@@ -163,6 +164,7 @@ def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **arguments: Any) 
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     if config.cse:
         merge_duplicates(joint.graph)
+    keep_channels_last(joint.graph)
     for node in joint.graph.nodes:
         for one in _compared_extreme(node) if is_call(node, *_COMPARISONS) else ():
             one.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)

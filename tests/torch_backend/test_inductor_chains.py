@@ -86,10 +86,10 @@ def test_inductor_computes_what_follows_a_convolution(monkeypatch: pytest.Monkey
     # The gradient of a bias before a batch normalization is zero, and what is computed is rounding alone.
     net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
     pictures = torch.rand(2, 3, 48, 48, generator=torch.Generator().manual_seed(0))
-    backend = require_same(net, pictures, options=options(matmuls="onnxruntime"), atol=GRADIENTS)
+    backend = require_same(net, pictures, options=options(matmuls="onnxruntime"), atol=4 * GRADIENTS)
     assert in_kernels(backend) == [
         *("_native_batch_norm_legit_functional", "relu", "max_pool2d_with_indices"),
-        *("max_pool2d_with_indices_backward", "threshold_backward", "native_batch_norm_backward"),
+        *("clone", "clone", "max_pool2d_with_indices_backward", "threshold_backward", "native_batch_norm_backward"),
     ]
     assert list(tmp_path.rglob("*.so"))
     assert not {"fxgraph", "aotautograd"} & {path.name for path in tmp_path.iterdir()}  # which hold pickles

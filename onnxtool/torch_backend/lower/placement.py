@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from onnxtool.torch_backend.lower.channels_last import STAYS
 from onnxtool.torch_backend.lower.decisions import decision, kernel_is_faster
 from onnxtool.torch_backend.lower.fx_rewrites.arithmetic import is_empty_constant
 from onnxtool.torch_backend.lower.torch_onnx import translations
@@ -87,6 +88,8 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return denied.reason
     if kernel_is_faster(node, stay):
         return FUSED
+    if STAYS in node.meta:
+        return str(node.meta[STAYS])
     if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
         return "changes an argument in place"
     if isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns:
