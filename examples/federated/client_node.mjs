@@ -1,4 +1,4 @@
-// node client_node.mjs ADDRESS CLIENT: the same client without a page. Copy onnxtool-training.mjs next to it.
+// node client_node.mjs ADDRESS CLIENT: the same client without a page. Copy ../train_in_a_browser/onnxtool-training.mjs next to it.
 import * as ort from "onnxruntime-node";
 import { ownBatches, takePart } from "./client.mjs";
 

@@ -37,8 +37,6 @@ class TrainingTarget(StrEnum):
     """Platforms to train on, other than Python."""
 
     web = "web"
-    node = "node"
-    react_native = "react-native"
     android = "android"
     ios = "ios"
 
@@ -192,7 +190,7 @@ class PreparationOptions(Options):
     target: Annotated[
         str | None,
         Option(
-            "The target platform: writes training.json, a JavaScript module for the first three, .ort for phones.",
+            "The target platform: writes training.json for a program there, and .ort files for phones.",
             choices=TARGET_NAMES,
         ),
     ] = None

@@ -25,7 +25,7 @@ from onnxtool.training.artifacts.preparation import prepare_training
 from onnxtool.training.options import PreparationOptions
 from tests.docs.documents import ROOT
 from tests.training.small_models import load, perceptron
-from tests.training.web.javascript import BROWSER, NODE, has_package, opened, use_local_runtime, workplace
+from tests.training.web.javascript import BROWSER, MODULE, NODE, has_package, opened, use_local_runtime, workplace
 
 CLIENTS, ROUNDS = 3, 3
 
@@ -65,6 +65,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     shutil.copytree(ROOT / "examples" / "federated", example)
     onnx.save(perceptron(), tmp_path / "classifier.onnx")
     prepare_training(PreparationOptions(tmp_path / "classifier.onnx", output=folder, target="web"))
+    shutil.copy(MODULE, folder)
     script = runpy.run_path(str(example / "server.py"))
     server, rounds = script["make_server"](folder, CLIENTS, ROUNDS)
     with server:

@@ -1,12 +1,10 @@
-"""Write the files that a target needs next to the artifacts: a browser, Node, React Native, a phone."""
+"""Describe the artifacts for a program on a target: JavaScript, or a phone."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 
 from onnxtool.errors import ArtifactError
@@ -21,18 +19,9 @@ from onnxtool.version import __version__
 DESCRIPTION = "training.json"
 OPERATORS = "required_operators.config"
 VERSION = 1
-_MODULE = ("onnxtool-training.mjs", "onnxtool-training.d.mts")
-# The files of onnxtool/training/web that each target needs next to its artifacts.
-SHIPPED = {
-    TrainingTarget.web: (*_MODULE, "index.html"),
-    TrainingTarget.node: (*_MODULE, "train.mjs"),
-    TrainingTarget.react_native: _MODULE,
-    TrainingTarget.android: (),
-    TrainingTarget.ios: (),
-}
 PHONES = (TrainingTarget.android, TrainingTarget.ios)
-# Files that users do not edit; artifacts for another target, or for none, remove them.
-OBSOLETE = (DESCRIPTION, OPERATORS, *_MODULE)
+# Artifacts for another target, or for none, remove these.
+OBSOLETE = (DESCRIPTION, OPERATORS)
 # The tensor types of onnxruntime in JavaScript; NumPy calls strings `object`.
 _DTYPES = frozenset(
     ("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -43,7 +32,7 @@ def target_files(target: TrainingTarget | None) -> tuple[str, ...]:
     """Return the file names for a target; none for None."""
     if target is None:
         return ()
-    return (DESCRIPTION, *SHIPPED[target], *((OPERATORS,) if target in PHONES else ()))
+    return (DESCRIPTION, OPERATORS) if target in PHONES else (DESCRIPTION,)
 
 
 def write_target_files(
@@ -62,10 +51,6 @@ def write_target_files(
         )
     document = _describe(report, checkpoint)
     (folder / DESCRIPTION).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    source = resources.files("onnxtool.training") / "web"
-    for name in SHIPPED[target]:
-        with (source / name).open("rb") as shipped, (folder / name).open("wb") as file:
-            shutil.copyfileobj(shipped, file)
     return [folder / name for name in target_files(target)]
 
 

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import onnxtool
-
 HERE = Path(__file__).resolve().parent
-SHIPPED = Path(onnxtool.__file__).resolve().parent / "training" / "web"
+EXAMPLE = HERE.parents[2] / "examples" / "train_in_a_browser"
+MODULE = EXAMPLE / "onnxtool-training.mjs"
 NODE = shutil.which("node")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 BUNDLE = "ort.wasm.min.mjs"
@@ -35,7 +34,7 @@ def has_package(name: str, packages: Path = HERE) -> bool:
 def workplace(folder: Path, packages: Path = HERE) -> Path:
     """Make a folder from which node and pages find the module, the tests' own files and the packages."""
     folder.mkdir(parents=True, exist_ok=True)
-    for file in (*SHIPPED.iterdir(), *HERE.glob("*.mjs"), *HERE.glob("*.html")):
+    for file in (MODULE, *HERE.glob("*.mjs"), *HERE.glob("*.html")):
         shutil.copy(file, folder)
     (folder / "node_modules").symlink_to(packages / "node_modules", target_is_directory=True)
     return folder

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import onnxtool
 from onnxtool.training.api import CheckpointState, LinearLRScheduler, Progress, fit
 from tests.training.small_models import load
 from tests.training.web.cases import CASES, Case, make_case
 from tests.training.web.javascript import (
     BROWSER,
+    EXAMPLE,
     HERE,
     NODE,
-    SHIPPED,
     has_package,
     run_node,
     show,
@@ -70,7 +69,8 @@ def test_a_hundred_steps_have_the_losses_of_python(cases: list[Case], tmp_path: 
 def test_the_page_trains_as_it_was_written(cases: list[Case], tmp_path: Path) -> None:
     """A hundred steps on the example's batch; only the runtime is from this machine and not from the network."""
     folder = tmp_path / "page"
-    shutil.copytree(cases[0].folder, folder)
+    shutil.copytree(EXAMPLE, folder)
+    shutil.copytree(cases[0].folder, folder, dirs_exist_ok=True)
     page = show(folder, HERE, "--dump-dom")
     status = re.search(r'<p id="status">(.*?)</p>', page)
     assert status is not None
@@ -177,13 +177,6 @@ def test_hostile_safetensors_are_refused(tmp_path: Path) -> None:
 def _safetensors(header: Any, size: int) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + bytes(size)
-
-
-def test_the_published_package_has_the_version_of_onnxtool() -> None:
-    """And every file that it names."""
-    package = json.loads((SHIPPED / "package.json").read_text(encoding="utf-8"))
-    assert package["version"] == onnxtool.__version__
-    assert {*package["files"], "package.json", "index.html", "train.mjs"} == {file.name for file in SHIPPED.iterdir()}
 
 
 def compare(case: Case, result: dict[str, Any]) -> None:
