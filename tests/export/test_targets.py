@@ -304,6 +304,7 @@ def test_queries_of_an_inference_free_encoder_weigh_the_same_in_its_consumers(
     specification("fastembed", checkpoint, AutoTokenizer.from_pretrained(folder), use).files(folder, 128)
     table = json.loads((folder / "idf.json").read_text())
     assert [table[tokenizer.id_to_token(token)] for token in ids] == weights[ids].tolist()
+    assert list(table) == [tokenizer.id_to_token(token) for token in range(len(table))]  # the same file each time
 
 
 def test_archives_are_the_same_whenever_they_are_written(workshop: Workshop, tmp_path: Path) -> None:

@@ -56,10 +56,9 @@ class FastembedSpecification(TargetSpecification):
             longest = CheckpointFolder(folder).sentence_modules.stated_length("document") or longest
         super().files(folder, longest)
         if self.use.kind == INFERENCE_FREE:
-            weights = query_weights(folder).tolist()
-            write_json(
-                folder / IDF_NAME, {token: weights[place] for token, place in self.tokenizer.get_vocab().items()}
-            )
+            weights, vocabulary = query_weights(folder).tolist(), self.tokenizer.get_vocab()
+            tokens = sorted(vocabulary, key=vocabulary.__getitem__)  # tokenizers returns them in a random order
+            write_json(folder / IDF_NAME, {token: weights[vocabulary[token]] for token in tokens})
 
     @property
     def pooling_name(self) -> str:
