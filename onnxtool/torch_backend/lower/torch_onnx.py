@@ -176,7 +176,7 @@ def _as_the_operator(target: Any, decompose: Callable[..., Any]) -> Callable[...
     @functools.wraps(decompose)
     def decompose_as_the_operator(*arguments: Any, **options: Any) -> Any:
         tensors = [value for value in pytree.tree_leaves((arguments, options)) if isinstance(value, torch.Tensor)]
-        if any(map(is_empty, tensors[:1])):
+        if any(map(is_empty, tensors[:2])):  # a gradient comes before the input
             return NotImplemented
         results = decompose(*arguments, **options)
         if results is NotImplemented or decision(target).decomposition or all(map(_is_in_order, tensors)):
