@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +49,8 @@ COSTLY = (
     *("training/graphs/test_ignored_rows.py", "training/graphs/test_modes.py", "export/test_tokens.py"),
     *("export/test_modalities.py", "cli/test_infer_benchmark.py", "encoding/test_resume.py"),
 )
+# The memory of Linux as a file system, and the bytes that it must have free.
+MEMORY, LEAST_BYTES = Path("/dev/shm"), 10 * 2**30  # noqa: S108  files get a folder of their own there
 # What is made for these takes seconds: exports of models that tests share.
 COSTLY_FIXTURES = {"workshop", "minilm", "reader"}
 
@@ -56,11 +61,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--complete", action="store_true", help=f"fail where packages of the group {GROUP} are missing")
 
 
-def pytest_configure() -> None:
-    """Refuse a costly file that has another name now: it would join the fast run unnoticed."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a costly file that has another name now, which would join the fast run unnoticed.
+
+    Temporary files go into memory where there is enough: onnxtool syncs what it writes, tens of thousands of times in
+    this suite, and no test asks for a disk. Pass `--basetemp` to keep them.
+    """
     gone = [pattern for pattern in COSTLY if not any(TESTS.glob(pattern))]
     if gone:
         raise pytest.UsageError(f"tests/conftest.py: COSTLY names no file: {', '.join(gone)}")
+    in_processes = config.option.numprocesses and "PYTEST_XDIST_WORKER" not in os.environ
+    if in_processes and not config.option.basetemp and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > LEAST_BYTES:
+        config.option.basetemp = tempfile.mkdtemp(prefix="onnxtool-tests-", dir=MEMORY)
+        config.add_cleanup(functools.partial(shutil.rmtree, config.option.basetemp, ignore_errors=True))
 
 
 @pytest.hookimpl(tryfirst=True)
