@@ -22,9 +22,7 @@ from onnxtool.checkpoint.limits import graph_limit
 from onnxtool.errors import InputError
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.model_file import ModelFile
-from onnxtool.runtime.feeds import FeedShape, FixedSizes
-from onnxtool.runtime.input_cases import input_cases, names_of_ids, shaped, sized_feeds
-from onnxtool.runtime.input_stamp import InputStamp
+from onnxtool.runtime.input_cases import FeedShape, fixed_sizes, input_cases, names_of_ids, sized_feeds
 from onnxtool.runtime.timing import Stopwatch
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -213,17 +211,11 @@ def fit_sizes(model: ModelFile, options: BenchmarkOptions) -> BenchmarkOptions:
         InputError: other sizes were asked for.
         ModelFileError: the stamp cannot be used.
     """
-    inputs, stamp = model.structure.inputs, InputStamp.read(model)
-    if stamp is not None and stamp.cases and not options.input_shapes:
-        length = stamp.fixed_length(inputs)
-        is_fixed = all(isinstance(size, int) for info in inputs for size in info.shape[1:])
-        if length is None or (not is_fixed and options.sequence_lengths != DEFAULT_LENGTHS):
-            return options
-        lengths = _sizes(model, "--sequence_length", length, options.sequence_lengths, DEFAULT_LENGTHS)
-        return replace(options, sequence_lengths=lengths)
-    fixed = FixedSizes.of(shaped(inputs, options.given.shapes))
+    fixed, lengths = fixed_sizes(model, options.given), options.sequence_lengths
     batches = _sizes(model, "--batch_size", fixed.batch_size, options.batch_sizes, DEFAULT_BATCH_SIZES)
-    lengths = _sizes(model, "--sequence_length", fixed.sequence_length, options.sequence_lengths, DEFAULT_LENGTHS)
+    if fixed.sequence_length is not None or lengths == DEFAULT_LENGTHS:
+        length = fixed.usual_length or fixed.sequence_length
+        lengths = _sizes(model, "--sequence_length", length, lengths, DEFAULT_LENGTHS)
     return replace(options, batch_sizes=batches, sequence_lengths=lengths)
 
 

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnxtool.errors import ExportError
 from onnxtool.export.modalities.text import text_config
 from onnxtool.graph.shapes import find_turns
-from onnxtool.runtime.feeds import LONGEST_CASE
+from onnxtool.runtime.input_cases import LONGEST_CASE
 from onnxtool.runtime.timing import available_memory_bytes
 
 # Operations for a run at the maximum, and for runs at all thresholds together. The budget is in work, not in seconds,

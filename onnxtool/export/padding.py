@@ -10,9 +10,8 @@ from onnxtool.errors import ExportError
 from onnxtool.export.modalities.text import PADDING_SIDES, TextInputs
 from onnxtool.export.signature import run_torch_tensors, to_numpy
 from onnxtool.model_file.metadata import NO_PADDING
-from onnxtool.runtime.comparison import row_errors
+from onnxtool.runtime.comparison import row_cases, row_errors
 from onnxtool.runtime.difference import OutputError, Tolerance
-from onnxtool.runtime.rows import row_cases
 
 
 def choose_side(

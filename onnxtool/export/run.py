@@ -71,7 +71,7 @@ from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_bytes
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
-from onnxtool.runtime.input_stamp import InputStamp
+from onnxtool.runtime.recipes import InputStamp
 from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
 from onnxtool.verification import Verification
 from onnxtool.version import __version__
@@ -369,7 +369,7 @@ def _encoder_of(decoder: Path) -> list[Path]:
 def _stamp_inputs(file: Path, described: DescribedInputs) -> None:
     """Record a file's inputs, as far as they are the model's, and how long its texts were."""
     found = InputStamp.of(ModelFile.open(file).structure.inputs, *described)
-    if found.kinds:
+    if found.inputs:
         stamp(file, {INPUTS_KEY: found.json})
 
 

@@ -37,12 +37,12 @@ from onnxtool.runtime.comparison import (
     ReferenceOutputs,
     Runner,
     require_passed,
+    row_cases,
     row_errors,
     run_reference,
     verify,
 )
 from onnxtool.runtime.difference import TOLERANCES, Tolerance, informative
-from onnxtool.runtime.rows import row_cases
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
 
@@ -201,7 +201,7 @@ class SingleCallPipeline:
 
     def inputs(self, strategy: ExportStrategy, cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
         """Describe the inputs by the cases that PyTorch ran on, or by all cases if unverified."""
-        return ((self.modality.kinds, self.modality.cases(self._sizes(strategy)) if cases is None else cases),)
+        return ((self.modality.recipes, self.modality.cases(self._sizes(strategy)) if cases is None else cases),)
 
     def links(self, path: Path) -> tuple[dict[str, str], ...]:
         """Return the graphs' metadata about each other: there is none."""

@@ -30,9 +30,9 @@ from onnxtool.model_file import ModelFile, ModelPath
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reports import short_repr
-from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.providers import InterThreads, Provider, Threads
 from onnxtool.runtime.session import open_session
+from onnxtool.runtime.signature import index_bounds
 from onnxtool.runtime.text_feeds import require_named_inputs
 from onnxtool.runtime.tokens import open_tokenizer
 

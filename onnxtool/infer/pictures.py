@@ -37,10 +37,10 @@ from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROC
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reports import TensorInfo, short_repr
-from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.pictures import PAGE_INPUTS, PIXELS, Feeds, PageProcessor, PictureProcessor
 from onnxtool.runtime.providers import Provider, Threads
 from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.signature import index_bounds
 from onnxtool.runtime.text_feeds import text_feeds
 
 # Outputs for an image, with their axes: the vector of a dual encoder, or one vector per token of a page.

@@ -15,14 +15,12 @@ from onnxtool.errors import ProviderError, SessionError, VerificationError, firs
 from onnxtool.model_file import ModelFile, ModelPath, scratch_file
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
-from onnxtool.runtime.comparison import Case, ReferenceOutputs, Runner, failure, run_reference, verify
+from onnxtool.runtime.comparison import Case, ReferenceOutputs, Runner, batch_cases, failure, run_reference, verify
 from onnxtool.runtime.difference import TOLERANCES, Tolerance
-from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
-from onnxtool.runtime.input_cases import extreme_case, input_cases, turning_cases
-from onnxtool.runtime.input_stamp import InputStamp
+from onnxtool.runtime.input_cases import LONGEST_CASE, extreme_case, input_cases, turning_cases
 from onnxtool.runtime.providers import CPU, CUDA, ExecutionProvider, cuda_problem
-from onnxtool.runtime.rows import batch_cases
+from onnxtool.runtime.recipes import InputStamp
 from onnxtool.runtime.session import open_alike, open_session
 from onnxtool.verification import Verification
 

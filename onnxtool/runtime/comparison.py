@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
 from onnxtool.progress import counted
+from onnxtool.reports import TensorInfo
 from onnxtool.runtime.difference import (
     INCOMPARABLE,
     TOLERANCES,
@@ -30,6 +31,7 @@ Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
 
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_REASON = 200  # characters of onnxruntime's message about unsupported inputs
+_FEWEST = 4  # tokens of a text alone: models that halve their sequence do not run on fewer
 _CLEARLY = 1e-2  # relative to the largest value: far above any rounding
 
 
@@ -487,3 +489,37 @@ def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
         return False
     scale = float(np.abs(one[kept]).max(initial=0.0))
     return bool((np.abs(one[kept] - other[kept]) <= _SAME * scale).all())
+
+
+def batch_cases(inputs: Sequence[TensorInfo], cases: Sequence[Case]) -> list[Case]:
+    """Return the row cases of the first batches padded on each side, if the graph takes other numbers of texts."""
+    if any(isinstance(size, int) for info in inputs for size in info.shape[:2]):
+        return []
+    ragged = [case for case in cases if case.valid is not None and not case.valid.all() and case.valid.any(1).all()]
+    sides = {bool(case.valid[:, 0].all()): case for case in reversed(ragged) if case.valid is not None}
+    return [row for case in sides.values() for row in row_cases(case)]
+
+
+def row_cases(case: Case) -> list[Case]:
+    """Return one row of a case without its padding, and all of its rows in another order.
+
+    The outputs for these rows must be those in `case`. A case of one row, or with inputs that are not rows of a batch,
+    gives none.
+    """
+    valid = case.valid
+    if valid is None or len(valid) < 2 or any(array.shape[:1] != valid.shape[:1] for array in case.feeds.values()):
+        return []
+    lengths = valid.sum(axis=1)
+    row = min(np.flatnonzero(lengths >= _FEWEST), key=lengths.__getitem__, default=int(lengths.argmax()))
+    tokens = valid[row]
+    alone = {
+        name: array[row : row + 1][:, tokens] if array.shape[:2] == valid.shape else array[row : row + 1]
+        for name, array in case.feeds.items()
+    }
+    order = [*range(1, len(valid)), 0]
+    turned = {name: array[order] for name, array in case.feeds.items()}
+    like = case.description
+    return [
+        Case(f"{like}, one row alone", alone, valid[row : row + 1, tokens], like, (int(row),)),
+        Case(f"{like}, in another order", turned, valid[order], like, tuple(order)),
+    ]

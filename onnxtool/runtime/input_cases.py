@@ -1,58 +1,69 @@
-"""Inputs to run a file on: a user's samples, from its export's stamp, or generated from the graph."""
+"""Inputs to run a file on: a user's samples, from its export's stamp, or generated from the graph.
+
+Shape letters: B batch, S sequence.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.pooling_module import POOLING_MASK, some_prompts
 from onnxtool.errors import InputError
-from onnxtool.graph.operators import OPERATORS
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file.weights import load_model
-from onnxtool.model_file.wire import Node, read_nodes
+from onnxtool.model_file.wire import Node
 from onnxtool.reading import open_regular
-from onnxtool.reports import TensorInfo
+from onnxtool.reports import Dimension, TensorInfo
 from onnxtool.runtime.comparison import Case
-from onnxtool.runtime.feeds import (
-    LONGEST_CASE,
+from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
+from onnxtool.runtime.nesting import is_nested, is_part
+from onnxtool.runtime.recipes import InputStamp, Recipe, make_feeds
+from onnxtool.runtime.signature import (
+    FLOATS,
+    IDS,
     MASK,
-    MOST_BYTES,
+    SUM,
     TOKEN_TYPES,
-    FeedShape,
-    FixedSizes,
     has_past,
     holds_samples,
     index_bounds,
     input_uses,
     is_mask,
+    is_past,
     is_text,
     is_used_as_mask,
     names_are_exchanged,
     num_positions,
-    padding_alone,
-    past_shapes,
-    random_feeds,
-    verification_shapes,
+    tables,
+    with_operands,
 )
-from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
-from onnxtool.runtime.input_stamp import IDS, InputKind, InputStamp, StampedCase
-from onnxtool.runtime.nesting import is_nested, is_part
 
+LONGEST_CASE = 1024  # with a longer window, a check would cost more than the work that it checks
 _SAMPLES_IN_A_STEP = 640  # twice the samples in a step of wav2vec2, and enough for its first step
 _LONGEST = 64  # for a model without a maximum length, and without a table of positions
 # Rows, height and width: of multiples of 32, which detectors ask for, and of others.
 _PICTURES = ((1, 64, 64), (2, 96, 160), (1, 224, 224), (3, 37, 53), (1, 48, 320))
-_PIXELS = ("uint8", "float32", "float16", "float64")
+_PIXELS = ("uint8", *FLOATS)
 _MOST_ALIKE = 3  # cases with the same shapes and masks: other values reveal what a single case hides
+_MOST_BYTES = 1 << 30  # of the inputs of one run, generated ones as float64
+_NUM_ELEMENTS = 3  # of a sequence
+_FEWEST_ROWS = 2
+_BATCH_AXIS = "batch_size"
+_BATCH = re.compile(r"batch|^(n|b|bs|bsz)$", re.IGNORECASE)
+_SEQUENCE = re.compile(r"seq|len|time|token|^(s|t|l)$", re.IGNORECASE)
+_PIECE = 1 << 14  # rows at a time: the table of a large model is a gigabyte
 
 
 def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInputs = NO_INPUTS) -> list[Case]:
@@ -69,30 +80,24 @@ def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInp
     """
     if given.samples:
         return [read_sample(path, model.structure.inputs) for path in given.samples]
-    inputs = model.structure.inputs
-    stamp = InputStamp.read(model)
-    if stamp is not None and stamp.cases and not given.shapes:
-        short = tuple(case for case in stamp.cases if longest is None or _num_tokens(case, stamp.kinds) <= longest)
-        stamp = replace(stamp, cases=short or stamp.cases)
-        return (stamp if has_past(inputs) else stamp.with_padding_alone()).make_cases(inputs)
-    length = model.metadata_number(MAX_LENGTH_KEY) or (stamp is None and num_positions(model)) or _LONGEST
+    maker = _Maker(model, given)
+    stamp = maker.stamp
+    if maker.has_stamped_cases:
+        short = [case for case in stamp.cases if longest is None or stamp.num_tokens(case) <= longest]
+        return [stamp.make(case, maker.inputs, seed) for seed, case in enumerate(short or stamp.cases)]
+    length = model.metadata_number(MAX_LENGTH_KEY) or (not stamp.inputs and num_positions(model)) or _LONGEST
     length = min(length, longest or length)
-    exchanged = names_are_exchanged(model)
-    masked = any(is_mask(info) for info in inputs) and not exchanged
-    maker = _Maker.of(model, given)
-    more = past_shapes(length) if has_past(maker.inputs) else (padding_alone(length),) * masked
-    pictures = maker.picture_shapes() if stamp is None else ()
+    more = past_shapes(length) if has_past(maker.inputs) else (padding_alone(length),) * maker.is_masked
+    pictures = () if stamp.inputs else maker.picture_shapes()
     cases: list[Case] = []
     alike: Counter[object] = Counter()
     for seed, shape in enumerate((*(pictures or verification_shapes(length)), *more)):
-        shape, feeds = maker.make(shape, seed)
-        if exchanged:  # a fully masked row has no meaning
-            feeds[MASK], feeds[TOKEN_TYPES] = feeds[TOKEN_TYPES], feeds[MASK]
-        key = shape.mask.tobytes() if masked else 0, *(array.shape for array in feeds.values())
+        case = maker.case(shape, seed, in_samples=True)
+        key = case.valid is not None and case.valid.tobytes(), *(array.shape for array in case.feeds.values())
         alike[key] += 1
-        if alike[key] <= _MOST_ALIKE or stamp is not None:
-            other = ", other values" if any(case.description == shape.description for case in cases) else ""
-            cases.append(Case(f"{shape.description}{other}", feeds, shape.mask if masked else None))
+        if alike[key] <= _MOST_ALIKE or stamp.inputs:
+            other = ", other values" if any(case.description == one.description for one in cases) else ""
+            cases.append(replace(case, description=f"{case.description}{other}"))
     return cases
 
 
@@ -104,84 +109,108 @@ def turning_cases(model: ModelFile, turns: Mapping[str, Collection[int]], given:
         turns: the sizes, by axis name; sizes without a name are text lengths.
         given: required input shapes.
     """
-    inputs, stamp = model.structure.inputs, InputStamp.read(model)
-    stamped = stamp if stamp is not None and stamp.cases and not given.shapes else None
-    maker, most = _Maker.of(model, given), min(model.metadata_number(MAX_LENGTH_KEY) or LONGEST_CASE, LONGEST_CASE)
-    masked = any(is_mask(info) for info in inputs) and not names_are_exchanged(model)
-    texts = {"", *(info.shape[1] for info in inputs if is_text(info))}
+    maker, most = _Maker(model, given), min(model.metadata_number(MAX_LENGTH_KEY) or LONGEST_CASE, LONGEST_CASE)
+    texts = {"", *(info.shape[1] for info in model.structure.inputs if is_text(info))}
     shapes: dict[tuple[object, ...], FeedShape] = {}
     for axis, size in sorted({(axis, n + d) for axis, sizes in turns.items() for n in sizes for d in (-1, 0, 1)}):
-        if not 1 <= size <= most:
-            continue
         shape = FeedShape.full(*((size, min(8, most)) if axis in maker.fixed.batch_names else (1, size)))
         if axis not in texts | maker.fixed.batch_names:
-            if stamped is not None:  # it says which images the model takes
-                continue
             shape = replace(FeedShape.full(1, min(8, most), f"{axis} of {size}"), sizes={axis: size})
-        if stamped is None:
-            shape = maker.fixed.fit(shape)
-        elif stamped.fixed_length(inputs) not in (None, shape.sequence_length):
+        if not 1 <= size <= most or not maker.may_turn(shape):
             continue
-        shapes[shape.batch_size, shape.sequence_length, *shape.sizes.items()] = shape
-    cases = []
-    for seed, shape in enumerate(shapes.values()):
-        if stamped is None:
-            feeds = maker.make(shape, seed, in_samples=False)[1]
-        else:
-            feeds = stamped.make_sized(inputs, shape.batch_size, shape.sequence_length, seed=seed)
-        cases.append(Case(f"where the graph turns, {shape.description}", feeds, shape.mask if masked else None))
-    return cases
+        fitted = maker.fixed.fit(shape)
+        shapes[fitted.batch_size, fitted.sequence_length, *fitted.sizes.items()] = shape
+    cases = [maker.case(shape, seed) for seed, shape in enumerate(shapes.values())]
+    return [replace(case, description=f"where the graph turns, {case.description}") for case in cases]
 
 
-@dataclass(frozen=True)
+def sized_feeds(
+    model: ModelFile, shape: FeedShape, *, seed: int = 0, given: GivenInputs = NO_INPUTS
+) -> dict[str, NDArray[Any]]:
+    """Make random inputs of B rows of S tokens without padding, from the stamp or the graph.
+
+    Sizes fixed by the graph or by `given` are kept.
+
+    Raises:
+        ModelFileError: the stamp cannot be used.
+        InputError: an input of the graph cannot be generated.
+    """
+    return dict(_Maker(model, given).case(shape, seed).feeds)
+
+
+def fixed_sizes(model: ModelFile, given: GivenInputs = NO_INPUTS) -> FixedSizes:
+    """Return the sizes that a file fixes by its graph, the given shapes and its stamp."""
+    maker = _Maker(model, given)
+    usual = maker.stamp.fixed_length(maker.inputs) if maker.has_stamped_cases else None
+    return replace(maker.fixed, usual_length=usual)
+
+
 class _Maker:
-    """Generate inputs that fit a graph.
+    """Generates inputs that fit a graph.
 
     Attributes:
+        stamp: what export wrote about the inputs; empty for other files.
+        has_stamped_cases: whether it says which sizes the file runs on, and the user does not.
         inputs: the inputs, in the given shapes.
-        uses: the readers of each.
-        bounds: bounds of ids, see `index_bounds`.
-        kinds: the kinds from the stamp.
-        operators: the graph's operators, including branches and bodies.
+        fixed: the sizes that these fix.
     """
 
-    inputs: Sequence[TensorInfo]
-    outputs: Sequence[TensorInfo]
-    fixed: FixedSizes
-    uses: Mapping[str, Sequence[tuple[Node, int]]]
-    bounds: dict[str, int]
-    kinds: Mapping[str, InputKind] | None
-    operators: AbstractSet[str]
+    def __init__(self, model: ModelFile, given: GivenInputs) -> None:
+        self._model = model
+        self.stamp = InputStamp.read(model) or InputStamp({})
+        self.has_stamped_cases = bool(self.stamp.cases) and not given.shapes
+        self.inputs = shaped(model.structure.inputs, given.shapes)
+        self.fixed = FixedSizes.of(self.inputs)
 
-    @classmethod
-    def of(cls, model: ModelFile, given: GivenInputs) -> _Maker:
-        stamp, structure = InputStamp.read(model), model.structure
-        inputs = shaped(structure.inputs, given.shapes)
-        kinds = None if stamp is None else stamp.kinds
-        fixed, operators = FixedSizes.of(inputs), structure.ops.keys()
-        return cls(inputs, structure.outputs, fixed, input_uses(model), index_bounds(model), kinds, operators)
+    @cached_property
+    def _uses(self) -> Mapping[str, Sequence[tuple[Node, int]]]:
+        return input_uses(self._model)
 
-    def make(
-        self, shape: FeedShape, seed: int, *, in_samples: bool = True
-    ) -> tuple[FeedShape, dict[str, NDArray[Any]]]:
-        """Return `shape` adapted to the graph, shortened if too large, and matching inputs."""
-        if in_samples and any(holds_samples(info, self.uses, self.operators) for info in self.inputs):
-            shape = _in_samples(shape)
-        shape = self.fixed.fit(shape)
-        while True:
-            try:
-                feeds = random_feeds(self.inputs, shape, self.bounds, seed=seed, kinds=self.kinds)
-                break
-            except InputError:
-                if shape.sequence_length == 1:
-                    raise
-                shape = self.fixed.fit(shape.halved())
-                if shape.sequence_length == self.fixed.sequence_length:
-                    raise
+    @cached_property
+    def _bounds(self) -> dict[str, int]:
+        return index_bounds(self._model)
+
+    @cached_property
+    def is_exchanged(self) -> bool:
+        return names_are_exchanged(self._model)
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether outputs only have a meaning where a mask is 1; with exchanged names, a row without has none."""
+        return any(is_mask(info) for info in self.inputs) and not self.is_exchanged
+
+    def may_turn(self, shape: FeedShape) -> bool:
+        """Whether the file may run on such a shape: its stamp says which images it takes, and lengths may be fixed."""
+        length = self.stamp.fixed_length(self.inputs)
+        return not self.has_stamped_cases or (not shape.sizes and length in (None, shape.sequence_length))
+
+    def case(self, shape: FeedShape, seed: int, *, in_samples: bool = False) -> Case:
+        """Make inputs of `shape`, adapted to the graph, and shortened if they are too large."""
+        is_stamped = self.has_stamped_cases and self.may_turn(shape)
+        shape = self.fixed.fit(_in_samples(shape) if in_samples and self._holds_samples else shape)
+        if is_stamped:
+            sizes = self.stamp.resized(self.inputs, shape.batch_size, shape.sequence_length)
+            feeds = self.stamp.make(sizes, self.inputs, seed).feeds
+        else:
+            shape, feeds = self._make(shape, seed)
+        return Case(shape.description, feeds, shape.mask if self.is_masked else None)
+
+    def _make(self, shape: FeedShape, seed: int) -> tuple[FeedShape, dict[str, NDArray[Any]]]:
+        shortest = (1, self.fixed.sequence_length)
+        while _num_bytes(self.inputs, shape) > _MOST_BYTES and shape.sequence_length not in shortest:
+            shape = self.fixed.fit(shape.halved())
+        feeds = random_feeds(self.inputs, shape, self._bounds, seed=seed, recipes=self.stamp.inputs)
         for info in self.inputs:
-            if is_used_as_mask(info, self.uses) and feeds[info.name].shape == shape.mask.shape:
+            if is_used_as_mask(info, self._uses) and feeds[info.name].shape == shape.mask.shape:
                 feeds[info.name] = shape.mask.astype(info.dtype)
-        return shape, with_operands(feeds, self.uses, self.outputs)
+        if self.is_exchanged:
+            feeds[MASK], feeds[TOKEN_TYPES] = feeds[TOKEN_TYPES], feeds[MASK]
+        return shape, with_operands(feeds, self._uses, self._model.structure.outputs)
+
+    @property
+    def _holds_samples(self) -> bool:
+        operators = self._model.structure.ops.keys()
+        return any(holds_samples(info, self._uses, operators) for info in self.inputs)
 
     def picture_shapes(self) -> tuple[FeedShape, ...]:
         """Return shapes for an image model with dynamic sizes; none for other models."""
@@ -203,42 +232,259 @@ class _Maker:
         )
 
 
-def sized_feeds(
-    model: ModelFile, shape: FeedShape, *, seed: int = 0, given: GivenInputs = NO_INPUTS
-) -> dict[str, NDArray[Any]]:
-    """Make random inputs of B rows of S tokens without padding, from the stamp or the graph.
+@dataclass(frozen=True)
+class FeedShape:
+    """The shape of generated inputs.
 
-    Sizes fixed by the graph or by `given` are kept.
+    Attributes:
+        description: description of the shape, for reports.
+        lengths: real tokens of each of the B rows, at most `sequence_length`.
+        sequence_length: S; the rest of a row is padding.
+        padding: the padding side, `right` or `left`.
+        past_length: P, number of earlier tokens whose keys and values a model with a cache gets; in the first row, the
+            first third of them is padding.
+        sizes: sizes of axes that are neither batch nor sequence, such as the height of images, by name.
+    """
+
+    description: str
+    lengths: tuple[int, ...]
+    sequence_length: int
+    padding: str = "right"
+    past_length: int = 0
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def full(cls, batch_size: int, sequence_length: int, description: str = "") -> FeedShape:
+        """Make a shape of `batch_size` rows without padding."""
+        return cls(
+            description or f"{batch_size} x {sequence_length}",
+            (sequence_length,) * batch_size,
+            sequence_length,
+        )
+
+    def halved(self) -> FeedShape:
+        """Make a shape of half the length."""
+        lengths, length = tuple((part + 1) // 2 for part in self.lengths), (self.sequence_length + 1) // 2
+        return replace(self, description=f"{len(lengths)} x {length}", lengths=lengths, sequence_length=length)
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return len(self.lengths)
+
+    @property
+    def mask(self) -> NDArray[np.bool_]:
+        """True where there is a real token: bool [B, S]."""
+        position = np.arange(self.sequence_length)[None, :]
+        lengths = np.array(self.lengths)[:, None]
+        if self.padding == "left":
+            return position >= self.sequence_length - lengths
+        return position < lengths
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether any row has padding."""
+        return min(self.lengths) < self.sequence_length
+
+
+def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
+    """Return the shapes on which a model is verified; S is at most `longest`, and at most 1024.
+
+    One row, several, a single token, rows of one, a length no power of two divides, rows of all lengths padded on the
+    right and on the left (only the latter reveals the mask of a causal model), and one of the maximum length: axes
+    fixed at the traced shape, masks that are not applied and position tables that end early each fail on one of these.
+    The longest comes first: after a short text, some models (BigBird) compute differently from then on.
+    """
+    longest = min(longest or LONGEST_CASE, LONGEST_CASE)
+    return (
+        FeedShape.full(1, longest, f"a long text, {longest} tokens"),
+        FeedShape.full(1, min(8, longest), "one row"),
+        FeedShape.full(6, min(16, longest), "several rows"),
+        FeedShape.full(2, 1, "rows of a single token"),
+        FeedShape.full(3, min(37, longest), "an odd length"),
+        _ragged("ragged, padded right", (1.0, 0.6, 0.35, 0.1), min(23, longest), "right"),
+        _ragged("ragged, padded left", (1.0, 0.6, 0.2), min(29, longest), "left"),
+        _ragged("ragged, one long row", (0.05, 1.0, 0.5), min(61, longest), "right"),
+        # Masks and rows must also be right beyond the windows of local attention (128 for ModernBERT).
+        _ragged("ragged, long rows", (1.0, 0.55), min(160, longest), "right"),
+        FeedShape.full(1, 1, "a single token"),
+    )
+
+
+def padding_alone(longest: int | None) -> FeedShape:
+    """Return a shape with a row of only padding, as in a batch that is filled up to its size; for models with a mask.
+
+    Such a row pools over, and attends to, nothing: dividing by that count gives NaN in half precision.
+    """
+    length = min(longest or LONGEST_CASE, 7)
+    return FeedShape("a row of padding alone", (length, 0, max(1, length // 2)), length)
+
+
+def past_shapes(longest: int | None) -> tuple[FeedShape, ...]:
+    """Return additional shapes for verifying a model with a cache: steps after some past tokens."""
+    longest = min(longest or LONGEST_CASE, LONGEST_CASE)
+    past_length = min(11, longest // 2)
+    shapes = (
+        FeedShape.full(3, 1, f"a step, {past_length} tokens before it"),
+        FeedShape.full(2, min(7, longest // 2), f"several tokens, {past_length} before them"),
+    )
+    return tuple(replace(shape, past_length=past_length) for shape in shapes) if past_length else ()
+
+
+def _ragged(description: str, parts: Sequence[float], sequence_length: int, padding: str) -> FeedShape:
+    lengths = tuple(max(1, round(part * sequence_length)) for part in parts)
+    return FeedShape(description, lengths, sequence_length, padding)
+
+
+@dataclass(frozen=True)
+class FixedSizes:
+    """The sizes fixed by the inputs of a file.
+
+    Attributes:
+        batch_size: B; None if dynamic.
+        sequence_length: S; 1 if no input has a sequence, None if dynamic.
+        batch_names: the names of batch axes, in any position.
+        other_names: the names of leading axes that are not a batch.
+        usual_length: the length of a file that may be run on others, such as 1 for images of any size.
+    """
+
+    batch_size: int | None
+    sequence_length: int | None
+    batch_names: frozenset[str] = frozenset()
+    other_names: frozenset[str] = frozenset()
+    usual_length: int | None = None
+
+    @classmethod
+    def of(cls, inputs: Sequence[TensorInfo]) -> FixedSizes:
+        """Read the sizes from the inputs; axes are identified by name, or by position if the name is not conclusive."""
+        inputs = [info for info in inputs if info.shape]
+        firsts = [info.shape[0] for info in inputs]
+        later = {size for info in inputs for size in info.shape[1:]}
+        names = {size for size in (*firsts, *later) if isinstance(size, str)}
+        batch = {name for name in names if _BATCH.search(name)}
+        batch |= {name for name in names.intersection(firsts) - later if not _SEQUENCE.search(name)}
+        batch = batch or {name for name in firsts[:1] if isinstance(name, str)}
+        # A recurrent state is [layers, B, width]; its batch axis is unnamed if the axes of other inputs are too.
+        batch |= {
+            f"{info.name}.1"
+            for info in inputs
+            if info.shape[1:2] == (f"{info.name}.1",) and len(info.shape) == 3 and isinstance(info.shape[0], int)
+        } & (names if any(f"{info.name}.0" in batch for info in inputs) else set())
+        texts = sorted((info for info in inputs if is_text(info)), key=is_mask)
+        has_batch, has_sequence = bool(batch) or None in firsts, bool(names - batch) or None in later
+        rows = next((info.shape[0] for info in texts if isinstance(info.shape[0], int)), None)
+        if rows is None and not has_batch:
+            rows = next((size for size in firsts if isinstance(size, int)), 1)
+        length = texts[0].shape[1] if texts else None
+        length = length if isinstance(length, int) else None if has_sequence else 1
+        return cls(rows, length, frozenset(batch), frozenset(names.intersection(firsts) - batch))
+
+    def fit(self, shape: FeedShape) -> FeedShape:
+        """Adapt `shape` to the file: first its ragged rows, then their lengths proportionally."""
+        rows, length = self.batch_size or shape.batch_size, self.sequence_length or shape.sequence_length
+        # A row of only padding stays as it is.
+        lengths = tuple(max(min(part, 1), round(part / shape.sequence_length * length)) for part in shape.lengths)
+        sizes = {**dict.fromkeys(self.batch_names, rows), **dict.fromkeys(self.other_names, length), **shape.sizes}
+        lengths = lengths[-rows:] if rows <= len(lengths) else tuple(np.resize(lengths, rows).tolist())
+        if (rows, length) == (shape.batch_size, shape.sequence_length):
+            return replace(shape, sizes=sizes)
+        text = f"{rows} x {length}, padded {shape.padding}" if min(lengths) < length else f"{rows} x {length}"
+        text = f"{shape.description}, {rows} at once" if shape.sizes else text
+        return replace(shape, description=text, lengths=lengths, sequence_length=length, sizes=sizes)
+
+
+def random_feeds(
+    inputs: Sequence[TensorInfo],
+    shape: FeedShape,
+    bounds: Mapping[str, int],
+    *,
+    seed: int = 0,
+    recipes: Mapping[str, Recipe] | None = None,
+) -> dict[str, NDArray[Any]]:
+    """Make one array for each of `inputs`, taking the sizes of named axes from `shape`.
+
+    Masks follow the lengths of `shape`; other integers are drawn below their bound (see `index_bounds`), also on
+    padding, to reveal a mask that is not applied; floats are standard normal. The first axis of a tensor is the batch,
+    and every other named axis is the sequence, except for the axes in the sizes of `shape`. Ids with a stamped recipe
+    follow the stamp.
 
     Raises:
-        ModelFileError: the stamp cannot be used.
-        InputError: the stamp has other sizes, or an input of the graph cannot be generated.
+        InputError: an input has a dtype or shape that cannot be generated.
     """
-    inputs = model.structure.inputs
-    stamp = InputStamp.read(model)
-    if (
-        stamp is not None
-        and stamp.cases
-        and not given.shapes
-        and stamp.fixed_length(inputs) in (None, shape.sequence_length)
-    ):
-        return stamp.make_sized(inputs, shape.batch_size, shape.sequence_length, seed=seed)
-    return _Maker.of(model, given).make(shape, seed, in_samples=False)[1]
+    inputs = [part for info in inputs for part in _parts(info)]
+    if (num_bytes := _num_bytes(inputs, shape)) > _MOST_BYTES:
+        raise InputError(
+            f"random inputs of {shape.batch_size} x {shape.sequence_length} would take {num_bytes:,} bytes, and at "
+            f"most {_MOST_BYTES:,} are made up",
+            "say what the sizes are: --input_shape NAME:1,128",
+        )
+    chosen = {info.name: Recipe.plain(info, bounds.get(info.name, _FEWEST_ROWS)) for info in inputs}
+    chosen |= {name: one for name, one in (recipes or {}).items() if one.below}
+    shapes = {info.name: _dims(info, shape) for info in inputs}
+    content = {info.name: _mask(info, shapes[info.name], shape) for info in inputs if is_mask(info)}
+    return make_feeds(inputs, chosen, shapes, content, seed=seed)
 
 
-def names_of_ids(model: ModelFile) -> list[str]:
-    """Return the inputs that are ids of tokens, `input_ids` first: as stamped, else those that look up a table."""
-    stamp = InputStamp.read(model)
-    stamped = {} if stamp is None else stamp.kinds
-    names = [name for name, kind in stamped.items() if kind.kind == IDS] or list(index_bounds(model))
-    names += [info.name for info in model.structure.inputs if info.name == "input_ids" and info.name not in names]
-    return sorted(names, key=lambda name: name != "input_ids")
+def _num_bytes(inputs: Iterable[TensorInfo], shape: FeedShape) -> int:
+    return sum(8 * math.prod(_dims(part, shape)) for info in inputs for part in _parts(info))
 
 
-def _num_tokens(case: StampedCase, kinds: Mapping[str, InputKind]) -> int:
-    """Return the length of the longest text of a case; 0 without any."""
-    texts = (case.shapes[name] for name, kind in kinds.items() if kind.kind == IDS)
-    return max((shape[1] for shape in texts if len(shape) > 1), default=0)
+def _dims(info: TensorInfo, shape: FeedShape) -> tuple[int, ...]:
+    return tuple(_size(dimension, axis, shape) for axis, dimension in enumerate(info.shape))
+
+
+def _parts(info: TensorInfo) -> Iterator[TensorInfo]:
+    """Yield the arrays that an input consists of; see `runtime.nesting`."""
+    if not is_nested(info):
+        yield info
+        return
+    kind, _, element = info.dtype.partition("(")
+    element = element.removesuffix(")")
+    if kind == "optional":
+        yield from _parts(info._replace(dtype=element))
+    elif kind == "sequence":
+        for number in range(_NUM_ELEMENTS):
+            yield from _parts(info._replace(name=f"{info.name}[{number}]", dtype=element))
+    else:
+        keys, _, values = element.partition(", ")
+        yield TensorInfo(f"{info.name}.keys", keys, (_NUM_ELEMENTS,))
+        yield TensorInfo(f"{info.name}.values", values, (_NUM_ELEMENTS,))
+
+
+def _mask(info: TensorInfo, dims: Sequence[int], shape: FeedShape) -> NDArray[np.bool_]:
+    """Return a mask of the lengths of `shape`, scaled if the mask has a length of its own."""
+    rows, length = dims
+    is_read_by_decoder = info.name.startswith("encoder_") and isinstance(info.shape[1], int)
+    if is_read_by_decoder or length not in (shape.sequence_length, shape.past_length + shape.sequence_length):
+        # The decoder's lengths differ from the encoder's, which may have a single fixed length.
+        parts = np.resize(np.array(shape.lengths) / shape.sequence_length, rows)
+        return np.asarray(np.arange(length) < np.ceil(parts * length)[:, None])
+    mask = shape.mask
+    if length == shape.past_length + shape.sequence_length:
+        past = np.ones((shape.batch_size, shape.past_length), dtype=bool)
+        past[0, : shape.past_length // 3] = False
+        mask = np.concatenate([past, mask], axis=1)
+    if info.name == POOLING_MASK:
+        mask = some_prompts(mask)
+    return mask if len(mask) == rows else np.resize(mask, (rows, length))
+
+
+def _size(dimension: Dimension, axis: int, shape: FeedShape) -> int:
+    """Return the size of an axis: fixed, by name, the batch, or the past and the sequence, alone or together."""
+    if isinstance(dimension, int):
+        return dimension
+    if dimension is not None and dimension in shape.sizes:
+        return shape.sizes[dimension]
+    if axis == 0 or dimension == _BATCH_AXIS:
+        return shape.batch_size
+    return sum(_part_of_length(name, shape) for name in str(dimension).split(SUM))
+
+
+def _part_of_length(name: str, shape: FeedShape) -> int:
+    if name.isdecimal():  # of `past_sequence_length + 1`
+        return int(name)
+    past = shape.past_length if is_past(name) or "total" in name.lower() else 0
+    return past if is_past(name) else past + shape.sizes.get(name, shape.sequence_length)
 
 
 def _in_samples(shape: FeedShape) -> FeedShape:
@@ -246,73 +492,12 @@ def _in_samples(shape: FeedShape) -> FeedShape:
     return replace(shape, lengths=lengths, sequence_length=shape.sequence_length * _SAMPLES_IN_A_STEP)
 
 
-_SHAPE, _RATIO, _PARTS, _PLACES = "shape", "ratio", "parts", "places"
-# By operator and place: the shape that the graph declares for its output, that over the shape of its first input, the
-# parts that it is split in, one axis after another, or a number.
-_OPERANDS: Mapping[tuple[str, int], str | float] = {
-    ("ConstantOfShape", 0): _SHAPE,
-    ("CumProd", 1): 0,
-    ("CumSum", 1): 0,
-    ("Expand", 1): _SHAPE,
-    ("MaxUnpool", 2): _SHAPE,
-    ("NonMaxSuppression", 3): 0.5,
-    ("NonMaxSuppression", 4): 0.5,
-    ("Reshape", 1): _SHAPE,
-    ("Resize", 2): _RATIO,
-    ("Resize", 3): _SHAPE,
-    ("Slice", 2): 2,
-    ("Slice", 3): _PLACES,
-    ("Slice", 4): 1,
-    ("Split", 1): _PARTS,
-    ("SplitToSequence", 1): 1,
-    ("Squeeze", 1): _PLACES,
-    ("Unsqueeze", 1): _PLACES,
-    ("Upsample", 1): _RATIO,
-}
-
-
-def with_operands(
-    feeds: Mapping[str, NDArray[Any]],
-    uses: Mapping[str, Sequence[tuple[Node, int]]],
-    outputs: Sequence[TensorInfo],
-) -> dict[str, NDArray[Any]]:
-    """Replace inputs among `feeds` whose operator accepts few values; others stay."""
-    shapes = {info.name: info.shape for info in outputs}
-    found = dict(feeds)
-    for name, array in feeds.items():
-        for node, place in uses.get(name, ()):
-            rule = _OPERANDS.get((node.op_type, place))
-            if rule is None or node.inputs[place] != name:
-                continue
-            value = _value(rule, array, feeds.get(node.inputs[0]), [shapes.get(output, ()) for output in node.outputs])
-            if value is not None and value.shape == array.shape:
-                found[name] = value.astype(array.dtype)
-                break
-    return found
-
-
-def _value(
-    rule: str | float, array: NDArray[Any], data: NDArray[Any] | None, outputs: Sequence[Sequence[Any]]
-) -> NDArray[Any] | None:
-    if not isinstance(rule, str):
-        return np.full(array.shape, rule)
-    if rule == _PLACES:
-        return np.arange(array.size).reshape(array.shape)
-    if not all(isinstance(size, int) for shape in outputs for size in shape):
-        return None
-    if rule == _SHAPE:  # some take the last axes alone
-        return np.array(outputs[0][-array.size :])
-    if data is None or any(len(shape) != data.ndim for shape in outputs):
-        return None
-    if rule == _RATIO:
-        return np.asarray(np.array(outputs[0]) / np.array(data.shape))[-array.size :]
-    sums = np.sum(np.array(outputs), axis=0)
-    axis = next((axis for axis, size in enumerate(data.shape) if sums[axis] == size), None)
-    return None if axis is None else np.array([shape[axis] for shape in outputs])
-
-
-_IDS = "input_ids"
-_PIECE = 1 << 14  # rows at a time: the table of a large model is a gigabyte
+def names_of_ids(model: ModelFile) -> list[str]:
+    """Return the inputs that are ids of tokens, `input_ids` first: as stamped, else those that look up a table."""
+    stamp = InputStamp.read(model)
+    names = (stamp.names_of_ids if stamp is not None else []) or list(index_bounds(model))
+    names += [info.name for info in model.structure.inputs if info.name == IDS and info.name not in names]
+    return sorted(names, key=lambda name: name != IDS)
 
 
 def extreme_case(model: ModelFile, cases: Sequence[Case]) -> Case | None:
@@ -325,42 +510,32 @@ def extreme_case(model: ModelFile, cases: Sequence[Case]) -> Case | None:
     norms = _norms(model) if usual is not None else None
     if usual is None or norms is None:
         return None
-    ids = usual.feeds[_IDS]
-    stamp = InputStamp.read(model)
-    kind = None if stamp is None else stamp.kinds.get(_IDS)
-    special: list[int] = []  # tokens that stay where they are, and stand nowhere else
-    if kind is not None and kind.kind == IDS:
-        special = [token for token in (*kind.never, kind.first, kind.last, kind.pad) if token is not None]
-        norms = norms[: kind.below]
+    ids = usual.feeds[IDS]
+    recipe = (InputStamp.read(model) or InputStamp({})).inputs.get(IDS, Recipe("ids", len(norms)))
+    special = {*recipe.excluded, recipe.first}  # they stay where they are
+    norms = norms[: recipe.below]
     order = [token for token in np.argsort(norms).tolist() if token not in special]
     if len(order) < 2:
         return None
     length = ids.shape[1]
     rows = np.stack([np.resize(order[::-1][:length], length), np.resize(order[:length], length)])
     extreme = ids.copy()
-    keep = np.isin(ids[:2], special)
+    keep = np.isin(ids[:2], [token for token in special if token is not None])
     extreme[:2] = np.where(keep, ids[:2], rows)
-    return Case("tokens of the largest and the smallest embeddings", {**usual.feeds, _IDS: extreme}, usual.valid)
+    return Case("tokens of the largest and the smallest embeddings", {**usual.feeds, IDS: extreme}, usual.valid)
 
 
 def _is_full(case: Case) -> bool:
-    ids = case.feeds.get(_IDS)
+    ids = case.feeds.get(IDS)
     is_text = ids is not None and ids.ndim == 2 and len(ids) > 1 and ids.shape[1] > 1
     return is_text and (case.valid is None or bool(case.valid.all()))
 
 
 def _norms(model: ModelFile) -> NDArray[np.float32] | None:
     """Return the norms of the embeddings of all ids: float32 [V]."""
-    ids, tables = {_IDS}, set[str]()
-    for node in read_nodes(model.path):
-        if node.op_type == "Cast" and node.inputs[0] in ids:
-            ids.add(node.outputs[0])
-        row = OPERATORS.get((node.domain, node.op_type))
-        named = row.named(node.inputs) if row is not None else {}
-        tables |= {named[table] or "" for indices, table in (row.lookups if row else ()) if named[indices] in ids}
-    floats = {tensor.name for tensor in model.structure.initializers if tensor.dtype in ("float32", "float16")}
-    name = next(iter(tables & floats), None)
-    tensor = None if name is None else load_model(model.path).graph.initializers[name].const_value
+    looked_up = (table for name, table in tables(model, (IDS,), {"Cast"}) if name is not None)
+    found = next((table.name for table in looked_up if table.dtype in ("float32", "float16")), None)
+    tensor = None if found is None else load_model(model.path).graph.initializers[found].const_value
     if tensor is None:
         return None
     table = tensor.numpy()
@@ -430,8 +605,8 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:  # a pipe would wait for a writer
             num_bytes = sum(entry.file_size for entry in archive.infolist())
-        if num_bytes > MOST_BYTES:
-            raise InputError(f"{path} holds {num_bytes:,} bytes", f"at most {MOST_BYTES:,} are read for one run")
+        if num_bytes > _MOST_BYTES:
+            raise InputError(f"{path} holds {num_bytes:,} bytes", f"at most {_MOST_BYTES:,} are read for one run")
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:

@@ -212,8 +212,7 @@ def _load_and_run(path: str) -> None:
         if any(text in str(error) for text in _NO_MEMORY):
             raise
         # An operator refuses such sizes, so the operators after it have not run.
-        from onnxtool.runtime.feeds import FeedShape
-        from onnxtool.runtime.input_cases import sized_feeds
+        from onnxtool.runtime.input_cases import FeedShape, sized_feeds
 
         session.run(None, sized_feeds(ModelFile.open(Path(path)), FeedShape.full(1, _TRIED_LENGTH)))
 

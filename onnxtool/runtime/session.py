@@ -23,8 +23,7 @@ from onnxtool.reading import read_json
 from onnxtool.reports import short_repr
 from onnxtool.runtime.comparison import failure, run_reference, verify
 from onnxtool.runtime.difference import TOLERANCES, Tolerance
-from onnxtool.runtime.feeds import LONGEST_CASE
-from onnxtool.runtime.input_cases import input_cases
+from onnxtool.runtime.input_cases import LONGEST_CASE, input_cases
 from onnxtool.runtime.machine import available_cores
 from onnxtool.runtime.nesting import flattened, is_nested, is_part, nested
 from onnxtool.runtime.probation import check_harmless

@@ -15,7 +15,7 @@ from onnxtool.checkpoint.pooling_module import POOLING_MASK
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
-from onnxtool.runtime.feeds import MASK, TOKEN_TYPES, has_past, names_are_exchanged
+from onnxtool.runtime.signature import MASK, TOKEN_TYPES, has_past, names_are_exchanged
 
 _INPUT_DTYPES = frozenset({"int64", "int32", "float32", "float16", "bool"})
 _PAST = "past_key_values"

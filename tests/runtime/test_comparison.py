@@ -13,10 +13,9 @@ import onnxtool.runtime.comparison as comparison
 import onnxtool.runtime.difference as difference
 from onnxtool.errors import VerificationError
 from onnxtool.reports import TensorInfo
-from onnxtool.runtime.comparison import Case, require_passed, run_reference, verify
+from onnxtool.runtime.comparison import Case, batch_cases, require_passed, row_cases, run_reference, verify
 from onnxtool.runtime.difference import TOLERANCES, OutputError, Tolerance, measure
-from onnxtool.runtime.feeds import FeedShape
-from onnxtool.runtime.rows import batch_cases, row_cases
+from onnxtool.runtime.input_cases import FeedShape
 
 Arrays = Mapping[str, NDArray[Any]]
 

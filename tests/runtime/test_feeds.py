@@ -13,19 +13,16 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.weights import write_inline
 from onnxtool.optimize.quantization.int4 import int4_embeddings, quantize_int4
 from onnxtool.reports import Dimension, TensorInfo
-from onnxtool.runtime.feeds import (
+from onnxtool.runtime.input_cases import (
     FeedShape,
     FixedSizes,
-    has_past,
-    index_bounds,
-    is_mask,
-    names_are_exchanged,
+    input_cases,
     padding_alone,
     past_shapes,
     random_feeds,
     verification_shapes,
 )
-from onnxtool.runtime.input_cases import input_cases
+from onnxtool.runtime.signature import has_past, index_bounds, is_mask, names_are_exchanged
 from tests.graphs import save_text
 from tests.optimize.passes.builders import apply, build, normal, operators
 from tests.optimize.quantization.test_embeddings import TIED
@@ -192,7 +189,7 @@ def test_a_fixed_axis_of_the_size_that_is_asked_for_is_fine() -> None:
 @pytest.mark.parametrize("info", [_info("codes", "bfloat16"), _info("attention_mask", "type99")])
 def test_a_dtype_that_cannot_be_made_up_is_refused(info: TensorInfo) -> None:
     """By the name of the input."""
-    with pytest.raises(InputError, match=f"the input {info.name} of dtype|the input {info.name} is of dtype"):
+    with pytest.raises(InputError, match=f"the input {info.name} of dtype"):
         random_feeds([info], FeedShape.full(1, 1), {})
 
 

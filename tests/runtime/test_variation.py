@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxtool.runtime.comparison import Case, constant_outputs, run_reference
-from onnxtool.runtime.feeds import verification_shapes
+from onnxtool.runtime.input_cases import verification_shapes
 
 Arrays = Mapping[str, NDArray[Any]]
 TABLE = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)

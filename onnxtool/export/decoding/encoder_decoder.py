@@ -42,11 +42,11 @@ from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY, MAX_DECODER_L
 from onnxtool.reports import Dimension
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, require_passed, run_reference, verify
 from onnxtool.runtime.difference import Tolerance
-from onnxtool.runtime.feeds import LONGEST_CASE
-from onnxtool.runtime.input_stamp import IDS as KIND_OF_IDS
-from onnxtool.runtime.input_stamp import MASK as KIND_OF_MASK
-from onnxtool.runtime.input_stamp import InputKind
+from onnxtool.runtime.input_cases import LONGEST_CASE
 from onnxtool.runtime.quiet import quiet
+from onnxtool.runtime.recipes import IDS as KIND_OF_IDS
+from onnxtool.runtime.recipes import MASK as KIND_OF_MASK
+from onnxtool.runtime.recipes import Recipe
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.verification import Verification
 
@@ -451,9 +451,9 @@ class EncoderDecoderPipeline:
 
     def inputs(self, strategy: ExportStrategy, cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
         """Describe the decoder and encoder inputs, using the texts PyTorch generated from, or all if unverified."""
-        decoder = {IDS: InputKind(KIND_OF_IDS, self.vocabulary_size), ENCODER_MASK: InputKind(KIND_OF_MASK)}
+        decoder = {IDS: Recipe(KIND_OF_IDS, self.vocabulary_size), ENCODER_MASK: Recipe(KIND_OF_MASK)}
         sizes = {**self.signature.given, **strategy.fixed}
-        return (decoder, ()), (self.modality.kinds, self.modality.cases(sizes) if cases is None else cases)
+        return (decoder, ()), (self.modality.recipes, self.modality.cases(sizes) if cases is None else cases)
 
     def links(self, path: Path) -> tuple[dict[str, str], ...]:
         """Return the metadata that links the decoder at `path` and its encoder, with the decoder's limit."""

@@ -125,7 +125,7 @@ class GenerationPipeline:
     def inputs(self, _strategy: ExportStrategy, _cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
         """Describe ids and mask: the graph takes any number of tokens, after any number of tokens."""
         text = text_of(self.modality)
-        return (({} if text is None else text.kinds, ()),)
+        return (({} if text is None else text.recipes, ()),)
 
     def links(self, path: Path) -> tuple[dict[str, str], ...]:
         """Return the graphs' metadata about each other: there is none."""

@@ -24,7 +24,7 @@ from onnxtool.export.modalities.modality import (
     usual_sizes,
 )
 from onnxtool.runtime.comparison import Case
-from onnxtool.runtime.input_stamp import MASK, NORMAL, InputKind
+from onnxtool.runtime.recipes import MASK, NORMAL, Recipe
 
 _SECONDS, _OTHER_SECONDS = 1.0, 1.37
 _SAMPLING_RATE = 16_000
@@ -115,9 +115,9 @@ class AudioInputs:
         return cases
 
     @property
-    def kinds(self) -> Mapping[str, InputKind]:
+    def recipes(self) -> Mapping[str, Recipe]:
         """Masks, and numbers like normalized audio."""
-        return {name: InputKind(MASK if "mask" in name else NORMAL) for name in self.prepared}
+        return {name: Recipe(MASK if "mask" in name else NORMAL) for name in self.prepared}
 
     def _fill(self, shares: list[float], sizes: Sizes, seed: int) -> Feeds:
         """Make one row for each of `shares`, the fraction of it that is audio; the rest is padding, by the mask."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from onnxtool.export.modalities.modality import DECODER_SEQUENCE, Axis, Feeds, Modality, Sizes
 from onnxtool.runtime.comparison import Case
-from onnxtool.runtime.input_stamp import IDS, InputKind
+from onnxtool.runtime.recipes import IDS, Recipe
 
 _LONGEST = 64
 
@@ -63,10 +63,13 @@ class WithDecoder:
         return cases
 
     @property
-    def kinds(self) -> Mapping[str, InputKind]:
+    def recipes(self) -> Mapping[str, Recipe]:
         """The encoder's kinds, and the decoder ids."""
-        ids = InputKind(IDS, self.vocabulary_size, first=self.start_id, pad=self.pad_id)
-        return {**self.encoder.kinds, "decoder_input_ids": ids}
+        return {**self.encoder.recipes, "decoder_input_ids": self._ids}
+
+    @property
+    def _ids(self) -> Recipe:
+        return Recipe(IDS, self.vocabulary_size, first=self.start_id, pad=self.pad_id)
 
     @property
     def _long(self) -> int:
@@ -79,13 +82,10 @@ class WithDecoder:
 
     def _add(self, feeds: Feeds, length: int, seed: int, *, ragged: bool = False) -> Feeds:
         batch = len(next(iter(feeds.values())))
-        ids = np.random.default_rng(seed).integers(0, self.vocabulary_size, (batch, length))
-        if self.pad_id is not None:
-            ids[ids == self.pad_id] = (self.pad_id + 1) % self.vocabulary_size
-            if ragged:  # rows of two or three lengths, shorter ones first
-                missing = (np.arange(batch)[:, None] + 1) % min(length, 3)
-                ids[np.arange(length)[None] >= length - missing] = self.pad_id
-        ids[:, 0] = self.start_id
+        # Rows of two or three lengths, shorter ones first.
+        missing = (np.arange(batch)[:, None] + 1) % min(length, 3) if ragged else np.zeros((batch, 1), np.int64)
+        content = np.arange(length)[None] < length - missing
+        ids = self._ids.draw((batch, length), content, np.random.default_rng(seed))
         return {**feeds, "decoder_input_ids": ids}
 
 
@@ -124,9 +124,9 @@ class SideBySide:
         return cases
 
     @property
-    def kinds(self) -> Mapping[str, InputKind]:
+    def recipes(self) -> Mapping[str, Recipe]:
         """The kinds of all parts."""
-        return {name: kind for part in self.parts for name, kind in part.kinds.items()}
+        return {name: kind for part in self.parts for name, kind in part.recipes.items()}
 
 
 def _merge(parts: Iterable[Feeds]) -> Feeds:

@@ -25,7 +25,7 @@ from onnxtool.export.modalities.modality import (
     usual_sizes,
 )
 from onnxtool.runtime.comparison import Case
-from onnxtool.runtime.input_stamp import GIVEN, IDS, MASK, NORMAL, InputKind
+from onnxtool.runtime.recipes import GIVEN, IDS, MASK, NORMAL, Recipe
 
 _PICTURES = ("pixel_values", "input_ids")  # the second holds a color number for each pixel
 # Axes of known inputs that may vary; for others only the first, which is the batch.
@@ -118,16 +118,16 @@ class ImageInputs:
         return cases + self._real(fixed)
 
     @property
-    def kinds(self) -> Mapping[str, InputKind]:
+    def recipes(self) -> Mapping[str, Recipe]:
         """Pixels, masks over them, color numbers, and sizes as the processor provides them."""
         return {name: self._kind(name, array) for name, array in self.prepared.items()}
 
-    def _kind(self, name: str, array: NDArray[Any]) -> InputKind:
+    def _kind(self, name: str, array: NDArray[Any]) -> Recipe:
         if np.issubdtype(array.dtype, np.floating):
-            return InputKind(NORMAL)
+            return Recipe(NORMAL)
         if "mask" in name:
-            return InputKind(MASK)
-        return InputKind(IDS, int(array.max()) + 1) if name in _PICTURES else InputKind(GIVEN)
+            return Recipe(MASK)
+        return Recipe(IDS, int(array.max()) + 1) if name in _PICTURES else Recipe(GIVEN)
 
     def _real(self, fixed: Sizes) -> list[Case]:
         batch = fixed.get(self.batch_axis, 2)

@@ -16,7 +16,7 @@ from onnxtool.checkpoint.tokenizer_library import panics_as_exceptions
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.source import reason
 from onnxtool.runtime.comparison import Case
-from onnxtool.runtime.input_stamp import InputKind
+from onnxtool.runtime.recipes import Recipe
 
 BATCH, SEQUENCE, DECODER_SEQUENCE = "batch_size", "sequence", "decoder_sequence"
 HEIGHT, WIDTH = "height", "width"
@@ -24,7 +24,7 @@ NUM_SAMPLES, NUM_FRAMES = "num_samples", "num_frames"
 
 Feeds = dict[str, "NDArray[Any]"]
 Sizes = Mapping[str, int]
-DescribedInputs = tuple[Mapping[str, InputKind], Sequence[Case]]
+DescribedInputs = tuple[Mapping[str, Recipe], Sequence[Case]]
 """Descriptions of a file's inputs, and the cases that it runs on."""
 
 
@@ -80,7 +80,7 @@ class Modality(Protocol):
         ...
 
     @property
-    def kinds(self) -> Mapping[str, InputKind]:
+    def recipes(self) -> Mapping[str, Recipe]:
         """Descriptions of each input, for anyone who prepares inputs for the file."""
         ...
 

@@ -39,8 +39,8 @@ from onnxtool.export.modalities.modality import (
 from onnxtool.export.signature import run_own_forward, run_torch_tensors
 from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY
 from onnxtool.runtime.comparison import Case
-from onnxtool.runtime.input_stamp import GIVEN, MASK, NORMAL, InputKind
 from onnxtool.runtime.pictures import GRID, PIXELS
+from onnxtool.runtime.recipes import GIVEN, MASK, NORMAL, Recipe
 
 _IDS, _MASK = "input_ids", "attention_mask"
 # Several aspect ratios, as retrievers cut each differently. A tile takes a real model about a second, so there are only
@@ -137,10 +137,10 @@ class PageInputs:
         ]
 
     @property
-    def kinds(self) -> Mapping[str, InputKind]:
+    def recipes(self) -> Mapping[str, Recipe]:
         """Pixels, masks, and the tokens and sizes of a page, which cannot be random."""
         kinds = {PIXELS: NORMAL, _MASK: MASK}
-        return {name: InputKind(kinds.get(name, GIVEN)) for name in self.prepared}
+        return {name: Recipe(kinds.get(name, GIVEN)) for name in self.prepared}
 
     def _page(self, pages: Sequence[tuple[int, int]]) -> Case:
         feeds = _prepare(self.processor, pages)

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
 from onnxtool.export.modalities.modality import BATCH, SEQUENCE, TOKENIZER_FILE, Axis, Feeds, Sizes, disagreement, run
 from onnxtool.runtime.comparison import Case
-from onnxtool.runtime.feeds import FeedShape, padding_alone, verification_shapes
-from onnxtool.runtime.input_stamp import IDS, MASK, InputKind
+from onnxtool.runtime.input_cases import FeedShape, padding_alone, verification_shapes
+from onnxtool.runtime.recipes import IDS, MASK, Recipe
 
 _MASK = "attention_mask"
 _SAMPLE_TEXTS = ("onnxtool traces a model on two texts of different lengths", "the second is shorter")
@@ -157,12 +156,12 @@ class TextInputs:
         return case, Case("a text alone", alone, valid[:1, is_text], case.description, (0,))
 
     @property
-    def kinds(self) -> Mapping[str, InputKind]:
+    def recipes(self) -> Mapping[str, Recipe]:
         """Masks, and ids below their bounds; text ids end with the end token."""
         return {
-            name: InputKind(MASK)
+            name: Recipe(MASK)
             if "mask" in name
-            else InputKind(IDS, self.bounds.get(name, 2), last=self.end_id if name == "input_ids" else None)
+            else Recipe(IDS, self.bounds.get(name, 2), last=self.end_id if name == "input_ids" else None)
             for name in self.names
         }
 
@@ -210,23 +209,12 @@ class TextInputs:
         return Case(shape.description, feeds, shape.mask if _MASK in self.names else None)
 
     def _fill(self, shape: FeedShape, seed: int) -> Feeds:
-        generator = np.random.default_rng(seed)
+        """Draw ids from the whole vocabulary, including in padding, so that an unapplied mask is detected."""
+        generator, rows = np.random.default_rng(seed), (shape.batch_size, shape.sequence_length)
         return {
-            name: shape.mask.astype(np.int64) if "mask" in name else self._random_ids(name, shape, rest, generator)
+            name: self.recipes[name].draw((*rows, *rest), shape.mask, generator).astype(np.int64)
             for name, rest in self.names.items()
         }
-
-    def _random_ids(
-        self, name: str, shape: FeedShape, rest: tuple[int, ...], generator: np.random.Generator
-    ) -> NDArray[np.int64]:
-        """Draw ids from the whole vocabulary, including in padding, so that an unapplied mask is detected."""
-        dims = (shape.batch_size, shape.sequence_length, *rest)
-        ids = generator.integers(0, self.bounds.get(name, 2), dims)
-        if name == "input_ids" and self.end_id is not None:
-            ids[ids == self.end_id] = (self.end_id + 1) % self.bounds[name]
-            for row, length in enumerate(shape.lengths):
-                ids[row, (length if shape.padding == "right" else shape.sequence_length) - 1] = self.end_id
-        return ids
 
     def _other_padding(self, case: Case) -> Case:
         assert case.valid is not None  # noqa: S101  only cases with a mask come here

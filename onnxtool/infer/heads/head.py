@@ -19,7 +19,7 @@ from onnxtool.errors import InputError, SessionError
 from onnxtool.infer.report import Scored, Span
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import NO_PADDING, PADDING_KEY
-from onnxtool.runtime.feeds import is_mask
+from onnxtool.runtime.signature import is_mask
 
 _MAX_BATCH_SIZE = 32
 # Bounds the memory of logits: 256 MB of float32, which is 2200 tokens of BERT's vocabulary.

@@ -20,8 +20,8 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.verification import accepted_cases
-from onnxtool.runtime.feeds import index_bounds, is_mask
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
+from onnxtool.runtime.signature import index_bounds, is_mask
 from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
 
 OWN_TEXTS = Path(__file__).with_name("calibration_texts.jsonl")

@@ -26,8 +26,7 @@ from onnxtool.optimize.quantization.written import count_written
 from onnxtool.optimize.report import Candidate
 from onnxtool.progress import tell
 from onnxtool.reports import short_repr
-from onnxtool.runtime.feeds import FeedShape
-from onnxtool.runtime.input_cases import sized_feeds
+from onnxtool.runtime.input_cases import FeedShape, sized_feeds
 from onnxtool.runtime.providers import BF16, FP32, ExecutionProvider, has_bf16, resolve_provider
 from onnxtool.runtime.session import Session, open_alike, open_session, prove_elsewhere
 from onnxtool.runtime.timing import summarize_latencies
