@@ -23,7 +23,7 @@ DTYPE_KEY = "onnxtool.dtype"
 FILES_KEY = "onnxtool.files"
 MAX_LENGTH_KEY = "onnxtool.max_length"
 VERIFIED_LENGTH_KEY = "onnxtool.verified_length"  # longest input compared with the checkpoint, in tokens
-INPUTS_KEY = "onnxtool.input_kinds"  # the content of each input, and the shapes that were verified
+INPUTS_KEY = "onnxtool.input_recipes"  # the content of each input, and the sizes that were verified
 WEIGHTS_KEY = "onnxtool.weights_sha256"  # digest of the checkpoint: files that belong together share it
 TOKENIZER_KEY = "onnxtool.tokenizer_sha256"  # digest of a tokenizer.json that tokenizes as transformers does
 # The side on which texts are padded; NO_PADDING if texts of different lengths must not share a batch.
