@@ -580,6 +580,10 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "transposed": lambda: torch.rand(70, 50).t(),
     "channels_last": lambda: torch.rand(2, 3, 8, 8).contiguous(memory_format=torch.channels_last),
     "expanded": lambda: torch.rand(40, 1).expand(40, 50),
+    "permuted": lambda: torch.rand(4, 5, 6).movedim(0, -1),
+    "with gaps": lambda: torch.rand(40, 50, 2)[..., 0],
+    "transposed and small": lambda: torch.rand(3, 2).t(),
+    "transposed and large": lambda: torch.rand(512, 256).t(),
 }
 
 
