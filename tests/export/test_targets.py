@@ -29,7 +29,7 @@ from onnxtool.export.targets import TARGETS, Use
 from onnxtool.export.targets.fastembed import other_than_colbert
 from onnxtool.export.targets.opensearch import weights_by_text
 from onnxtool.model_file import ModelFile
-from tests.workshop import Workshop
+from tests.workshop import Workshop, load_script
 
 MEAN, CLS, MAX = Pooling(("mean",)), Pooling(("cls",)), Pooling(("max",))
 DENSE = Dense("2_Dense", np.zeros((2, 4), np.float32), None, "Tanh")
@@ -437,9 +437,8 @@ def test_the_head_that_a_target_needs_may_be_named(
 
 def test_every_target_is_checked_against_its_consumer() -> None:
     """By a file of its name in scripts/consumers/, which check_consumers.py finds."""
-    from check_consumers import find_checks  # in scripts/, which the workshop puts on the path
-
-    assert {check.target for check in find_checks()} == set(TARGETS) - {"plain"}
+    checks = load_script("check_consumers").find_checks()
+    assert {check.target for check in checks} == set(TARGETS) - {"plain"}
 
 
 def test_a_row_and_its_module_belong_together() -> None:
