@@ -36,7 +36,7 @@ from typing import (
 )
 
 from onnxtool.errors import OptionError
-from onnxtool.inputs import reading
+from onnxtool.reading import reading
 from onnxtool.reports import short_repr
 
 if TYPE_CHECKING:

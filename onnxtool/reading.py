@@ -1,5 +1,8 @@
 """Bounded readers: all external data is read here, so that no file can fill memory or block.
 
+The running call's inputs are noted too: nothing that it writes may replace or remove one. Calls name theirs with
+`reading`; whatever opens a model, a checkpoint's file or a configuration adds it.
+
 Failures are standard exceptions: `OSError` for a file that is too large or not a regular file, `ValueError` for content
 that cannot be parsed. Callers turn them into an error that names the file and the remedy.
 """
@@ -14,8 +17,9 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
@@ -34,6 +38,42 @@ STDIN = Path("-")
 GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 _READ_BYTES = 1 << 20
 _SETTINGS = (".json", ".txt", ".model", ".jinja", ".vocab", ".bpe", ".tiktoken", ".yaml", ".py")
+_inputs: ContextVar[dict[Path, None] | None] = ContextVar("inputs", default=None)
+
+
+@contextmanager
+def reading(paths: Iterable[Path] = ()) -> Iterator[None]:
+    """Protect `paths`, files and folders, and what `note_input` adds, until the outermost block ends."""
+    outer = _inputs.get()
+    token = _inputs.set({} if outer is None else outer)
+    note_input(*paths)
+    try:
+        yield
+    finally:
+        _inputs.reset(token)
+
+
+def note_input(*paths: Path) -> None:
+    """Add files to the inputs of the running call."""
+    if (known := _inputs.get()) is not None:
+        known.update(dict.fromkeys(paths))
+
+
+def input_at(path: Path, *, lies_in: bool = True) -> Path | None:
+    """Return the input that replacing `path` would change: itself by any name, in it, or a folder that it `lies_in`."""
+    known = list(filter(os.path.exists, _inputs.get() or ())) if os.path.exists(path) else []  # noqa: PTH110  never fails
+    return next(
+        (one for one in known if path.samefile(one) or _holds(path, one) or (lies_in and _is_read_in(one, path))), None
+    )
+
+
+def _is_read_in(folder: Path, path: Path) -> bool:
+    # No command reads the graphs in a checkpoint, next to which they are exported.
+    return path.is_file() and ".onnx" not in path.suffixes and _holds(folder, path)
+
+
+def _holds(folder: Path, path: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def open_regular(path: Path) -> io.BufferedReader:

@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("options",),
     ("errors",),
     ("verification",),
-    ("guarded", "inputs", "interruption", "lazy", "progress", "reading", "reports"),
+    ("guarded", "interruption", "lazy", "progress", "reading", "reports"),
     ("version",),
 )
 # The package itself holds the version and the public names, which it imports when they are used.

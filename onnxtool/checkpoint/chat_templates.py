@@ -15,15 +15,12 @@ from typing import Any
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.sentence_modules import SentenceModules, as_object
-from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.errors import OnnxtoolError, first_line
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
 from onnxtool.reports import Json, short_repr
 
 TEMPLATE_NAME = "chat_template.jinja"
 _TOKENIZER = "tokenizer_config.json"
-# Tasks whose texts are messages; generation takes its prompts in another way.
-_TASKS = ("sentence-similarity", "sparse-encoding", "feature-extraction", "text-classification", RANKING)
 _ROLES = ("query", "document")
 # Pairs whose chats must differ, as tried by sentence-transformers: in the query, and in the document.
 _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
@@ -84,18 +81,17 @@ class ChatTemplate:
         Raises:
             OnnxtoolError: the checkpoint expects messages, and its template is missing or not a string.
         """
-        config = as_object(modules.transformer.get("modality_config"))
-        is_stated = bool(modules.modules) and "message" in config
-        if task not in _TASKS or not (is_stated or (task == RANKING and not modules.modules)):
+        if not modules.takes_messages(task):
             return None
         source = _stored_template(files)
-        if source is None and is_stated:
+        if source is None and modules.modules:
             raise files.refuse(
                 f"{files.label} puts texts into a chat template ({modules.transformer_file}), and its tokenizer has "
                 f"none ({TEMPLATE_NAME})"
             )
         if source is None:
             return None
+        config = as_object(modules.transformer.get("modality_config"))
         stated = as_object(config.get("message")).get("format", "auto")
         is_flat = _is_flat(files, source) if stated == "auto" else stated == "flat"
         passed = dict(as_object(as_object(modules.transformer.get("processing_kwargs")).get("chat_template")))

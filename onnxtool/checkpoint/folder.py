@@ -23,11 +23,10 @@ from onnxtool.checkpoint.sentence_modules import (
     transformer_folder,
 )
 from onnxtool.errors import CheckpointError, InputError, first_line
-from onnxtool.inputs import note_input
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import FILES_KEY, PADDING_KEY, ROUTE_KEY, TOKENIZER_KEY
 from onnxtool.options import StrPath
-from onnxtool.reading import require_inside
+from onnxtool.reading import note_input, require_inside
 from onnxtool.reports import short_repr
 
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<rest>.*)", re.IGNORECASE)

@@ -14,6 +14,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import TypeGuard
 
 from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.reports import Json, short_repr
 
 MODULES_NAME = "modules.json"
@@ -22,6 +23,8 @@ ROUTER_NAME = "router_config.json"
 _ROUTERS = ("Router", "Asym")
 # Tasks of texts; the last one means no particular task.
 _TASKS = ("query", "document", "")
+# Tasks whose texts may be messages; generation takes its prompts in another way.
+_TASKS_OF_MESSAGES = ("sentence-similarity", "sparse-encoding", "feature-extraction", "text-classification", RANKING)
 # Modules that look up token vectors, without a transformer.
 STATIC, SPARSE_STATIC = "StaticEmbedding", "SparseStaticEmbedding"
 STATIC_KINDS = (STATIC, SPARSE_STATIC)
@@ -138,6 +141,12 @@ class SentenceModules:
     def find(self, kind: str) -> StoredModule | None:
         """Return the first module of a kind; None if there is none."""
         return next((module for module in self.modules if module.kind == kind), None)
+
+    def takes_messages(self, task: str) -> bool:
+        """Whether a chat template reads texts of a task: stated, or possible for a reranker without modules."""
+        if task not in _TASKS_OF_MESSAGES:
+            return False
+        return "message" in as_object(self.transformer.get("modality_config")) if self.modules else task == RANKING
 
     @property
     def encodes_pictures(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 @report_options
 def command(
     options: PreparationOptions,
-    forward: ForwardOptions | None,
-    lora: LoraOptions | None,
+    forward: Callable[[], ForwardOptions] | None,
+    lora: Callable[[], LoraOptions] | None,
     *,
     dry_run: bool,
     format_name: str,
@@ -62,9 +63,10 @@ def command(
     for field in fields(ForwardOptions):
         if forward is None and source(field.name) is not ParameterSource.DEFAULT:
             raise click.UsageError(f"--{field.name} applies to a checkpoint, which --model_name names")
-    if lora is not None and not lora.targets:
+    adapters = lora and lora()
+    if adapters and not adapters.targets:
         raise click.UsageError("--lora needs --lora_targets, such as '*.query.weight'; '*' lists what can be matched")
-    options = replace(options, forward=forward, lora=lora)
+    options = replace(options, forward=forward and forward(), lora=adapters)
     from onnxtool.training.artifacts.preparation import plan_training, prepare_training
 
     if dry_run:

@@ -18,7 +18,7 @@ _FOLDER = "models--"  # folder of a repository in the hub's cache: models--OWNER
 @click.command(epilog="Example: onnxtool completion bash")
 @click.argument("shell", type=NameChoice(_SHELLS))
 @log_options
-def command(shell: str) -> None:
+def command(shell: str, log_level: str | None, verbose: int) -> None:
     """Print a script that lets SHELL complete onnxtool's commands, options, choices and paths.
 
     --model_name completes folders, and hub ids that are in the local cache. For bash, add the line
@@ -27,6 +27,7 @@ def command(shell: str) -> None:
     """
     from onnxtool.cli.entry import main
 
+    del log_level, verbose  # there is nothing to log
     completion = get_completion_class(shell)
     if completion is None:  # click has all of _SHELLS
         raise click.UsageError(f"no completion for {shell}")

@@ -21,9 +21,8 @@ import click
 from onnxtool.cli.choices import CheckpointType, CountList, PathType
 from onnxtool.cli.commands import TABLES
 from onnxtool.errors import OptionError
-from onnxtool.inputs import note_input
 from onnxtool.options import Effect, check
-from onnxtool.reading import MOST_CONFIG_BYTES, parse_toml, read_text
+from onnxtool.reading import MOST_CONFIG_BYTES, note_input, parse_toml, read_text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -68,8 +68,8 @@ def command() -> None:
 @report_options
 def run(
     options: VectorOptions,
-    run: RunOptions,
-    files: ProgressOptions,
+    run: Callable[[], RunOptions],
+    files: Callable[[], ProgressOptions],
     *,
     model_path: Location,
     corpus: Location,
@@ -84,8 +84,8 @@ def run(
     """
     from onnxtool.encoding import encode_parts
 
-    with corpus_progress(quiet=quiet, files=files):
-        report = encode_parts(model_path, corpus, output, options, run)
+    with corpus_progress(quiet=quiet, files=files()):
+        report = encode_parts(model_path, corpus, output, options, run())
     emit(report, _merge_blocks(report), format_name)
     return _exit_code(report)
 
@@ -97,8 +97,8 @@ def run(
 @report_options
 def part(
     options: VectorOptions,
-    part: PartOptions,
-    files: ProgressOptions,
+    part: Callable[[], PartOptions],
+    files: Callable[[], ProgressOptions],
     *,
     model_path: Location,
     corpus: Location,
@@ -114,8 +114,8 @@ def part(
     """
     from onnxtool.encoding import encode_part
 
-    with corpus_progress(quiet=quiet, files=files):
-        report = encode_part(model_path, corpus, output, options, part)
+    with corpus_progress(quiet=quiet, files=files()):
+        report = encode_part(model_path, corpus, output, options, part())
     emit(report, _part_blocks(report), format_name)
 
 

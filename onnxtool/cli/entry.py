@@ -19,7 +19,7 @@ from onnxtool.cli.commands import RUNNABLE
 from onnxtool.cli.streams import drop_output, is_text
 from onnxtool.cli.streams import report_error as report_error
 from onnxtool.errors import OnnxtoolError, OptionError, first_line
-from onnxtool.inputs import reading
+from onnxtool.reading import reading
 from onnxtool.version import DISTRIBUTION, __version__, commit
 
 # With less, some libraries end the process while loading, or wait forever.

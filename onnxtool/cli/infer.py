@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from onnxtool.cli.options import (
     dry_run_option,
     format_of,
     format_options,
+    is_given,
     model_argument,
     option_names,
     refuse,
@@ -98,10 +99,10 @@ class _Command(SectionedCommand):
 )
 def command(
     options: InferOptions,
-    generation: GenerateOptions,
-    corpus: CorpusOptions,
-    timing: BenchmarkOptions,
-    files: ProgressOptions,
+    generation: Callable[[], GenerateOptions],
+    corpus: Callable[[], CorpusOptions],
+    timing: Callable[[], BenchmarkOptions],
+    files: Callable[[], ProgressOptions],
     *,
     stream: bool,
     vectors: bool,
@@ -127,26 +128,29 @@ def command(
     if destination is not None and is_folder:
         refuse(_BESIDE_CORPORA, "--output is a folder, for the vectors of --input;")
         encode_folder(
-            options.model_path, options.input_path, destination, corpus, format_name, files=files, quiet=quiet,
+            options.model_path, options.input_path, destination, corpus(), format_name, files=files(), quiet=quiet,
             dry_run=dry_run,
         )  # fmt: skip
         return 0
     _check(options, is_benchmark=benchmark)
     formats = [*FORMATS, "csv"] if benchmark else [*FORMATS, LINES, VECTORS]
-    printed = Result(destination, corpus.force, format_of(destination, format_name, formats), quiet)
+    force = bool(click.get_current_context().params["force"])
+    printed = Result(destination, force, format_of(destination, format_name, formats), quiet)
     printed.check()
     is_vectors = destination is not None and printed.format_name == VECTORS
     if is_vectors:
         refuse(_BESIDE_VECTORS, "--output is a file of vectors;")
+    asked = timing() if benchmark else None
     if dry_run:
         _plan(options, [] if destination is None else [destination], printed)
         return 0
-    if benchmark:
-        return run_benchmark(options, timing, printed)
+    if asked is not None:
+        return run_benchmark(options, asked, printed)
     if destination is not None and is_vectors:
-        write_vector_file(options, destination, force=corpus.force, quiet=quiet)
+        write_vector_file(options, destination, force=force, quiet=quiet)
         return 0
-    run_answers(options, generation, printed, stream=stream, vectors=vectors)
+    written = generation() if any(map(is_given, option_names(GenerateOptions))) else None
+    run_answers(options, written, printed, stream=stream, vectors=vectors)
     return 0
 
 
@@ -179,12 +183,11 @@ def _check(options: InferOptions, *, is_benchmark: bool) -> None:
 
 def _plan(options: InferOptions, paths: Sequence[Path], output: Result) -> None:
     """Say what would be written, if the model and the texts can be read."""
-    from onnxtool.infer.pictures import takes_pictures
     from onnxtool.infer.run import given_texts
 
     model = ModelFile.open(options.model_path)
     model.check_sound()
-    if not takes_pictures(model):
+    if not model.takes_pictures:
         next(given_texts(options), None)
     output.check(*paths)
     emit_plan(WritePlan("infer", planned_files(paths)), output.format_name)

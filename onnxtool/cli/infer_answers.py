@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,13 +41,13 @@ _NUMBERS_SHOWN = 5  # of an embedding
 
 
 def run_answers(
-    options: InferOptions, generation: GenerateOptions, output: Result, *, stream: bool, vectors: bool
+    options: InferOptions, generation: GenerateOptions | None, output: Result, *, stream: bool, vectors: bool
 ) -> None:
     """Answer or continue the texts of `options`, and print the result.
 
     Args:
         options: what to run.
-        generation: the generation options.
+        generation: the generation options; None if none is given.
         output: where the result goes.
         stream: whether generated text is printed as it is produced.
         vectors: whether embeddings are printed too.
@@ -58,7 +57,7 @@ def run_answers(
     """
     from onnxtool.infer.run import PictureJob, WriteJob, given_texts, open_job
 
-    job = open_job(options, replace(generation, top_k=options.top_k), must_write=stream)
+    job = open_job(options, generation, must_write=stream)
     if isinstance(job, WriteJob):
         refuse({"query", "overlap", "vectors"}, "the model writes text;")
         if stream:

@@ -20,20 +20,16 @@ _OF_VERBOSITY = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 def log_options(command: Command) -> Command:
-    """Add -v and --log_level, which set up logging before the command runs and undo it afterwards."""
+    """Add -v and --log_level, for `set_up_logging`."""
     level = click.option(
         "--log_level",
         type=NameChoice(tuple(_LEVELS), case_sensitive=False),
-        callback=_set_level,
-        expose_value=False,
         help="What to log to stderr, with timestamps.  [default: warning; info with -v, debug with -vv]",
     )
     verbose = click.option(
         "-v",
         "--verbose",
         count=True,
-        callback=_set_verbosity,
-        expose_value=False,
         help="Log each step, such as passes and export strategies; -vv also logs every case, file and session.",
     )
     return verbose(level(command))
@@ -48,25 +44,15 @@ class _Formatter(logging.Formatter):
         return shown(super().format(record))
 
 
-def _set_level(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        context.meta[__name__] = True
-        _configure(context, _LEVELS[value])
-
-
-def _set_verbosity(context: click.Context, _parameter: click.Parameter, value: int) -> None:
-    if value and __name__ not in context.meta:  # keep a level that was set explicitly
-        _configure(context, _OF_VERBOSITY[min(value, len(_OF_VERBOSITY) - 1)])
-
-
-def _configure(context: click.Context, level: int) -> None:
+def set_up_logging(context: click.Context, log_level: str | None, verbose: int) -> None:
+    """Log to stderr until the command ends, at the given level, or one for the number of -v."""
     logger = logging.getLogger("onnxtool")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     before = logger.level, logger.propagate, list(logger.handlers)
     logger.handlers = [handler]
     logger.propagate = False  # a library may have added a handler to the root logger
-    logger.setLevel(level)
+    logger.setLevel(_LEVELS[log_level] if log_level else _OF_VERBOSITY[min(verbose, len(_OF_VERBOSITY) - 1)])
 
     for one in all_of(context):
         logger.info("--%s is %s, from %s", one.option, one.value, one.source)

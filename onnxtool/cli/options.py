@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, fields
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
@@ -17,13 +17,13 @@ from click.core import ParameterSource
 from onnxtool.cli.choices import CheckpointType, CountList, LocationType, NameChoice, PathType
 from onnxtool.cli.completion import complete_checkpoint
 from onnxtool.cli.configuration import config_option, unknown_variables
-from onnxtool.cli.logs import log_options
+from onnxtool.cli.logs import log_options, set_up_logging
 from onnxtool.cli.render import Block, emit, write_out
 from onnxtool.encoding.locations import Uri
 from onnxtool.errors import OnnxtoolError
-from onnxtool.inputs import note_input
 from onnxtool.model_file import check_not_input, check_writable
 from onnxtool.options import Force, Option, check
+from onnxtool.reading import note_input
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -101,8 +101,9 @@ class SectionedCommand(click.Command):
 def derived_options(**classes: type) -> Callable[[Command], Command]:
     """Add an option for each field of `classes` with an `Option`; `--output` and `--force` come last.
 
-    Classes that share an option get the same value. The command receives an instance of each class by keyword, or None
-    if a required option of the class is missing; only the first class enforces its required options.
+    Classes that share an option get the same value. The command receives an instance of the first class, which enforces
+    its required options, and for each other class a function that makes its instance, for the job that uses it; None if
+    a required option of the class is missing.
     """
     fields = {keyword: _fields(options_class) for keyword, options_class in classes.items()}
     first = next(iter(fields))
@@ -121,7 +122,8 @@ def derived_options(**classes: type) -> Callable[[Command], Command]:
             for keyword, options_class in classes.items():
                 given = {field.name: values[field.parameter] for field in fields[keyword]}
                 needed = (field.name for field in fields[keyword] if field.default is _MISSING)
-                objects[keyword] = None if any(given[name] is None for name in needed) else options_class(**given)
+                made = None if any(given[name] is None for name in needed) else partial(options_class, **given)
+                objects[keyword] = made() if made and keyword == first else made
             return command(**objects, **{name: value for name, value in values.items() if name not in options})
 
         # Like click's own decorators, which apply from the last line to the first.
@@ -238,8 +240,10 @@ def shown_options(formats: Sequence[str], more: str = "") -> Callable[[Command],
 
     def decorate(command: Command) -> Command:
         @wraps(command)
-        def protected(*arguments: Any, **values: Any) -> Any:
+        def protected(*arguments: Any, log_level: str | None, verbose: int, **values: Any) -> Any:
             context = click.get_current_context()
+            if log_level or verbose:
+                set_up_logging(context, log_level, verbose)
             if context.info_name != "env" and (wrong := unknown_variables(context)):  # which lists them
                 raise click.UsageError("\n".join(wrong), context)
             _protect_inputs(context)

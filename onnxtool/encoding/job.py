@@ -25,7 +25,7 @@ from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.loading import LoadedModel, load
-from onnxtool.infer.pictures import PictureModel, load_pictures, takes_pictures
+from onnxtool.infer.pictures import PictureModel, load_pictures
 from onnxtool.infer.text_model import VectorForm, find_file
 from onnxtool.infer.vectors import TokenVectors
 from onnxtool.model_file import ModelFile
@@ -80,7 +80,7 @@ class Job:
         model: CorpusModel
         notes: tuple[str, ...] = ()
         file = ModelFile.open(model_path)
-        if takes_pictures(file):
+        if file.takes_pictures:
             sources = find_picture_sources(corpus)
             model = load_pictures(file, model_name=options.model_name, provider=options.provider, threads=threads)
             _refuse_for_pictures(options)

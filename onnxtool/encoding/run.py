@@ -25,7 +25,6 @@ from onnxtool.encoding.sources import find_picture_sources, find_sources, left_o
 from onnxtool.encoding.splits import format_ranges, wanted_splits
 from onnxtool.encoding.workers import LocalWorkers, Opened
 from onnxtool.errors import InputError, OutputExistsError
-from onnxtool.infer.pictures import takes_pictures
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file import ModelFile
 from onnxtool.options import checked
@@ -158,7 +157,7 @@ def plan_corpus(
     resolve_provider(options.provider)
     notes = ["shards are called part-NNNNN; how many there are depends on the texts"]
     model_path, corpus = parse_location(model_path), parse_location(corpus)
-    if takes_pictures(ModelFile.open(model_on_this_machine(model_path))):
+    if ModelFile.open(model_on_this_machine(model_path)).takes_pictures:
         find_picture_sources(corpus)
     else:
         notes += left_out_notes(find_sources(corpus)[1])

@@ -30,7 +30,6 @@ from onnxtool.evaluation.options import (
 )
 from onnxtool.evaluation.systems import SHARD_TEXTS, Reranking, System, VectorSystem
 from onnxtool.infer.chats import LongTexts
-from onnxtool.infer.descriptions import stated_task
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
@@ -69,7 +68,7 @@ class OnnxVectors(VectorSystem):
     def shards(self, collection: Collection, rejects: Counter[str]) -> Iterator[Shard]:
         """Yield vectors of documents, encoding those that are not cached."""
         options, is_partner = self._options, self._documents is not self._model
-        says_itself = stated_task(self._documents.session.model) != ""
+        says_itself = self._documents.session.model.stated_task != ""
         corpus_options = CorpusOptions(
             model_name=None if is_partner and self._documents.folder.route is None else options.model_name,
             task="document",

@@ -28,7 +28,6 @@ from onnxtool.evaluation.options import BM25, DEFAULT_CANDIDATES, DEFAULT_MEASUR
 from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport, Terms
 from onnxtool.evaluation.search import Run
 from onnxtool.evaluation.systems import Bm25, Found, System, VectorSystem
-from onnxtool.infer.descriptions import stated_task
 from onnxtool.model_file import ModelFile, check_writable, write_text
 from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize import Judge, Judgement
@@ -173,7 +172,7 @@ def _open_base(name: str, options: EvaluateOptions, kind: str) -> System:
         return Bm25(options)
     path = Path(name)
     if path.is_file() or path.suffix.lower() == ".onnx":
-        if stated_task(ModelFile.open(path)):  # descriptions only apply to files that do not state it themselves
+        if ModelFile.open(path).stated_task:  # descriptions only apply to files that do not state it themselves
             options = replace(options, task=None, head=None, pooling=None, normalize=None)
         return open_model(path, replace(options, model_name=_own_files(path, options.model_name), partner=None))
     from onnxtool.evaluation.pytorch import open_checkpoint

@@ -54,7 +54,7 @@ class Reading:
         if said.pooling is None and said.normalize is None:
             return self.stored
         modules = list(known.modules)
-        is_sparse = _SPARSE in (said.purpose, stated_task(self.model)) or "SpladePooling" in known.kinds
+        is_sparse = _SPARSE in (said.purpose, self.model.stated_task) or "SpladePooling" in known.kinds
         kind, key = ("SpladePooling", "pooling_strategy") if is_sparse else ("Pooling", "pooling_mode")
         if said.pooling is not None:
             modules = modules or [StoredModule("MLMTransformer" if is_sparse else "Transformer", "", {}, self.stored)]
@@ -79,7 +79,7 @@ class Reading:
                     f"{name} {value} was passed, but {self.model.path} is stamped {key} {stamps[key]}",
                     "leave it out: the file says itself what it is; --pooling pools one that gives states of tokens",
                 )
-        if task := stated_task(self.model):
+        if task := self.model.stated_task:
             return task
         if said.purpose is None:
             task = deduce_task(self.model, self.folder, vocabulary_size)
@@ -95,7 +95,7 @@ class Reading:
         Raises:
             OptionError: the description contradicts the file, or does not apply to its outputs.
         """
-        said, is_stamped, is_dense = self.said, stated_task(self.model) != "", isinstance(head, Embeddings)
+        said, is_stamped, is_dense = self.said, self.model.stated_task != "", isinstance(head, Embeddings)
         pools = gives_states(self.model) and isinstance(head, Embeddings | Terms)
         in_graph = isinstance(head, Embeddings) and head.in_graph
         if said.pooling is not None and (in_graph or not pools):
@@ -113,7 +113,7 @@ class Reading:
 
     def notes(self, head: AnyHead, task: str) -> tuple[str, ...]:
         """Explain how `head` reads the file for `task`, and why, if it has no stamp or has a description."""
-        said, is_stamped = self.said.given, stated_task(self.model) != ""
+        said, is_stamped = self.said.given, self.model.stated_task != ""
         notes = []
         if task == UNKNOWN_TASK:
             notes.append(f"the model does not say what it is for; pass --task with one of {', '.join(FILE_TASKS)}")
@@ -149,7 +149,7 @@ class Reading:
         names = [info.name for info in self.model.structure.outputs if len(info.shape) == 2]
         read = "logits" if "logits" in names else names[0] if names else ""
         ends = (node.op_type for node in read_nodes(self.model.path) if read in node.outputs)
-        return not stated_task(self.model) and next(ends, "") in ("Sigmoid", "Softmax")
+        return not self.model.stated_task and next(ends, "") in ("Sigmoid", "Softmax")
 
     def _refused(self, option: str, why: str) -> OptionError:
         outputs = ", ".join(f"{info.name} {list(info.shape)}" for info in self.model.structure.outputs)
@@ -163,11 +163,6 @@ UNKNOWN_TASK = "unknown"
 
 _EMBEDDINGS = frozenset({"sentence_embedding", "text_embeds"})  # second output of a dual encoder
 _HIDDEN_STATES = frozenset({"last_hidden_state", "token_embeddings"})
-
-
-def stated_task(model: ModelFile) -> str:
-    """Return the task in the model's metadata, or an empty string."""
-    return model.metadata.get(TASK_KEY, "")
 
 
 def deduce_task(model: ModelFile, folder: CheckpointFolder, vocabulary_size: int) -> str:

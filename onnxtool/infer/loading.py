@@ -17,7 +17,7 @@ from onnxtool.checkpoint.vector_types import Dimensions, VectorsAs
 from onnxtool.infer.answering import Asked, Item, answer_texts, stream_answers
 from onnxtool.infer.chats import CUT, Chats, LongTexts
 from onnxtool.infer.descriptions import Reading
-from onnxtool.infer.generation.graphs import find_encoder
+from onnxtool.infer.generation.graphs import ENCODER_MASK, find_encoder
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.heads.head import BatchRules
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
@@ -27,6 +27,7 @@ from onnxtool.infer.static_queries import QUERY, load_queries
 from onnxtool.infer.text_model import TASKS, AnyVector, TextModel, find_file
 from onnxtool.infer.vectors import AnyVectors, TopK
 from onnxtool.model_file import ModelFile, ModelPath
+from onnxtool.model_file.metadata import DECODER_KEY
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reports import short_repr
@@ -120,23 +121,29 @@ def load(
         SessionError: onnxruntime cannot load the model.
     """
     model = ModelFile.open(model_path)
-    reading = Reading(model, find_checkpoint_folder(model, model_name), description or FileDescription())
-    folder = reading.folder
-    tokenizer = open_tokenizer(reading.stored)
-    task = reading.task(tokenizer.vocabulary_size)
-    encoder = find_encoder(model, None if encoder_path is None else Path(encoder_path))
-    reads = encoder or model  # the graph that reads texts
+    folder = find_checkpoint_folder(model, model_name)
+    tokenizer = open_tokenizer(folder)
+    task, reading = model.stated_task, None
+    if not task or (description is not None and description.given):
+        reading = Reading(model, folder, description or FileDescription())
+        folder, task = reading.folder, reading.task(tokenizer.vocabulary_size)
+    reads = model  # the graph that reads texts
+    if DECODER_KEY in model.metadata or ENCODER_MASK in model.input_names:
+        reads = find_encoder(model, None if encoder_path is None else Path(encoder_path)) or model
     require_named_inputs(reads)
     limit = text_limit(reads, folder, task)
     of_tasks = ((name, limit_of_task(reads, folder, name)) for name in TASKS)
     limits = {name: own for name, own in of_tasks if own is not None}
     for one in (*limits.values(), *(() if limit is None else (limit,))):
         tokenizer.require_room(one)
-    head = reading.described(head_for(task, model, folder, tokenizer, representation))
+    head = head_for(task, model, folder, tokenizer, representation)
+    if reading is not None:
+        head = reading.described(head)
     if isinstance(head, TokensOfTexts):
         head.require_room(limits.get(QUERY) or graph_limit(reads, folder))
     prompts = Prompts.of(folder)
-    template = ChatTemplate.of(folder, folder.sentence_modules, task)
+    modules = folder.sentence_modules
+    template = ChatTemplate.of(folder, modules, task) if modules.takes_messages(task) else None
 
     def open_partner(other: ModelFile) -> LoadedModel:
         return load(
@@ -157,7 +164,7 @@ def load(
         num_ids=index_bounds(reads).get("input_ids"),
         prompts=prompts,
         limits=limits,
-        reading_notes=(*session.notes, *reading.notes(head, task)),
+        reading_notes=(*session.notes, *(reading.notes(head, task) if reading else ())),
         chats=None if template is None else Chats(template, tokenizer),
         partner_path=None if partner_path is None else Path(partner_path),
         open_partner=open_partner,

@@ -25,19 +25,18 @@ from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.errors import InputError
 from onnxtool.infer.answering import MAX_SIMILARITIES, numbers_of
-from onnxtool.infer.descriptions import stated_task
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import BatchRules, require_finite
 from onnxtool.infer.loading import load
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.vectors import DenseVectors, TokenVectors, concatenated, cosine_similarities
-from onnxtool.model_file import ModelFile, ModelPath
+from onnxtool.model_file import PIXELS, ModelFile, ModelPath
 from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY, WEIGHTS_KEY
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reports import TensorInfo, short_repr
-from onnxtool.runtime.pictures import PAGE_INPUTS, PIXELS, Feeds, PageProcessor, PictureProcessor
+from onnxtool.runtime.pictures import PAGE_INPUTS, Feeds, PageProcessor, PictureProcessor
 from onnxtool.runtime.providers import Provider, Threads
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.signature import index_bounds
@@ -48,12 +47,6 @@ _VECTORS = {"image_embeds": 2, "image_features": 2, TOKENS: 3}
 # An image of 224 x 224 pixels takes 600 KB in float32. A tiled page is a batch by itself: 13 tiles of 512 x 512 pixels
 # take 40 MB.
 _BATCH_SIZE, _BATCH_OF_PAGES = 16, 1
-
-
-def takes_pictures(model: ModelFile) -> bool:
-    """Whether a graph takes images and no text, except for page tokens."""
-    names = {info.name for info in model.structure.inputs}
-    return PIXELS in names and ("input_ids" not in names or PROCESSOR_KEY in model.metadata)
 
 
 @short_repr
@@ -249,7 +242,7 @@ def load_pictures(
         SessionError: onnxruntime cannot load the model.
     """
     model = ModelFile.open(model_path)
-    if not takes_pictures(model):
+    if not model.takes_pictures:
         names = ", ".join(info.name for info in model.structure.inputs)
         raise InputError(
             f"{model.path} takes {names}, and no images alone",
@@ -279,7 +272,7 @@ def load_pictures(
     parts = _parts(model) if is_cut else None
     tell(f"loading {model.path}")
     session = open_session(model, provider=provider, threads=threads)
-    task = stated_task(model) or TASK_OF_PICTURES
+    task = model.stated_task or TASK_OF_PICTURES
     return PictureModel(session, folder, processor, inputs, parts, vector, _VECTORS[vector] == 3, task)
 
 

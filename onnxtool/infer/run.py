@@ -10,11 +10,12 @@ from onnxtool.checkpoint.text_files import TextInput, count_lines, iterate_texts
 from onnxtool.errors import InputError, OptionError
 from onnxtool.infer.answering import Asked, answer_queries, answer_texts, in_parts, stream_answers
 from onnxtool.infer.chats import CUT, LongTexts
+from onnxtool.infer.generation.graphs import ENCODER_MASK, cache_of
 from onnxtool.infer.generation.options import GenerateOptions
-from onnxtool.infer.generation.writing import OnText, Writer, load_writer, writes_text
+from onnxtool.infer.generation.writing import OnText, Writer, load_writer
 from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.infer.options import InferOptions
-from onnxtool.infer.pictures import answer_pictures, takes_pictures
+from onnxtool.infer.pictures import answer_pictures
 from onnxtool.infer.report import GenerationReport, InferReport
 from onnxtool.infer.static_queries import QUERY, StaticQueries, load_queries
 from onnxtool.infer.text_model import find_file
@@ -150,7 +151,7 @@ class WriteJob:
             )
         return load_writer(
             self.model,
-            options=self.generation,
+            options=replace(self.generation, top_k=options.top_k),
             model_name=options.model_name,
             provider=options.provider,
             threads=options.threads,
@@ -174,7 +175,8 @@ class WriteJob:
             yield replace(report, notes=())  # each answer states whether it, or its text, was truncated
 
 
-Job = PictureJob | LookupJob | TextJob | WriteJob
+AnswerJob = PictureJob | LookupJob | TextJob
+Job = AnswerJob | WriteJob
 
 
 def open_job(options: InferOptions, generation: GenerateOptions | None = None, *, must_write: bool = False) -> Job:
@@ -182,7 +184,7 @@ def open_job(options: InferOptions, generation: GenerateOptions | None = None, *
 
     Args:
         options: what to run.
-        generation: the generation options; None to continue no text.
+        generation: the generation options, which ask for text; None if there are none.
         must_write: whether to generate text in any case.
 
     Raises:
@@ -190,9 +192,17 @@ def open_job(options: InferOptions, generation: GenerateOptions | None = None, *
         ModelFileError: the file cannot be used.
     """
     model = ModelFile.open(options.model_path)
-    if generation is not None and (writes_text(model, generation) or must_write):
-        return WriteJob(model, options, generation)
-    if takes_pictures(model):
+    if generation is not None and generation.asks_for_text:
+        cache_of(model)
+        must_write = True
+    if must_write or ENCODER_MASK in model.input_names:
+        return WriteJob(model, options, generation or GenerateOptions())
+    return _answer_job(model, options)
+
+
+def _answer_job(model: ModelFile, options: InferOptions) -> AnswerJob:
+    """Decide what answers the texts or images of the options."""
+    if model.takes_pictures:
         return PictureJob(model, options)
     if options.images or options.text_model is not None:
         raise InputError(
@@ -225,9 +235,9 @@ def run_texts(
     Raises:
         OnnxtoolError: as for `load` and `LoadedModel.answer`.
     """
-    job = open_job(options)
-    assert not isinstance(job, WriteJob)  # noqa: S101  there are no generation options
-    return job.answer(given_texts(options) if texts is None else texts)
+    return _answer_job(ModelFile.open(options.model_path), options).answer(
+        given_texts(options) if texts is None else texts
+    )
 
 
 def encode_texts(options: InferOptions, *, dense: bool = False) -> tuple[list[str], AnyVectors]:
@@ -241,8 +251,8 @@ def encode_texts(options: InferOptions, *, dense: bool = False) -> tuple[list[st
         InputError: the model gives no vectors, or none that are dense, or a text is a pair.
         OnnxtoolError: as for `load` and `LoadedModel.encode`.
     """
-    job = open_job(options)
-    if not isinstance(job, TextJob | LookupJob):
+    job = _answer_job(ModelFile.open(options.model_path), options)
+    if isinstance(job, PictureJob):
         raise InputError(f"{options.model_path} takes images", "pass --output NAME/ for the vectors of --input")
     texts = tuple(given_texts(options))
     if any(text.query is not None for text in texts):

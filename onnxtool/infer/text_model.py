@@ -23,7 +23,6 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.vector_types import Dimensions, VectorsAs
 from onnxtool.errors import InputError
 from onnxtool.infer.chats import CUT, Chats, LongTexts
-from onnxtool.infer.descriptions import stated_task
 from onnxtool.infer.heads import AnyHead
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import Batch, BatchRules, VectorHead
@@ -482,7 +481,7 @@ class TextModel:
     def hint_of_vectors(self) -> str:
         """The hint for a model that returns no vectors."""
         usual = "encode with a model for sentence-similarity or sparse-encoding"
-        if not stated_task(self.session.model):
+        if not self.session.model.stated_task:
             usual = f"say what the file is with --task, --head or --pooling, or {usual}"
         return f"{usual}, or {EXPORT_SPLADE}" if isinstance(self.head, Masks) and self.head.may_be_splade else usual
 

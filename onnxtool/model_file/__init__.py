@@ -18,12 +18,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import NO_SPACE, ModelFileError, OnnxtoolError, OutputExistsError, OutputWriteError
-from onnxtool.inputs import input_at, note_input
 from onnxtool.interruption import check_interrupted, temporary_folder
 from onnxtool.model_file.commits import commit, folder_lock, hidden_folder, remove_stages
-from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
+from onnxtool.model_file.metadata import PROCESSOR_KEY, STEPS_KEY, TASK_KEY, parse_steps
 from onnxtool.model_file.wire import Structure, external_file, read_structure
 from onnxtool.options import StrPath, checked, settled
+from onnxtool.reading import input_at, note_input
 from onnxtool.reports import Json
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Protobuf cannot hold 2 GiB; above this many bytes, weights go to a separate file.
 MAX_INLINE_BYTES = 1_900_000_000
+PIXELS = "pixel_values"  # the input of image models
 
 
 class ModelFile:
@@ -85,6 +86,21 @@ class ModelFile:
     def metadata(self) -> dict[str, str]:
         """The metadata_props of the model."""
         return self.structure.metadata
+
+    @property
+    def stated_task(self) -> str:
+        """The task in the metadata; empty for a file from another exporter."""
+        return self.metadata.get(TASK_KEY, "")
+
+    @cached_property
+    def input_names(self) -> frozenset[str]:
+        """The names of the graph's inputs."""
+        return frozenset(info.name for info in self.structure.inputs)
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether the graph takes images and no text, except for page tokens."""
+        return PIXELS in self.input_names and ("input_ids" not in self.input_names or PROCESSOR_KEY in self.metadata)
 
     @cached_property
     def external_locations(self) -> tuple[str, ...]:

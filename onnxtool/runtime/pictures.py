@@ -25,6 +25,7 @@ from onnxtool.checkpoint.sentence_modules import SentenceModules
 from onnxtool.checkpoint.token_modules import read_mask
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError, first_line
+from onnxtool.model_file import PIXELS
 from onnxtool.reading import require_small_settings
 from onnxtool.reports import short_repr
 from onnxtool.runtime.quiet import quiet
@@ -33,7 +34,7 @@ from onnxtool.runtime.tokens import load_by_transformers
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PIXELS, GRID = "pixel_values", "image_grid_thw"
+GRID = "image_grid_thw"
 # Possible inputs of a page graph.
 PAGE_INPUTS = ("input_ids", "attention_mask", PIXELS, GRID)
 Feeds = dict[str, NDArray[Any]]

@@ -9,7 +9,7 @@ import pytest
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.infer.descriptions import deduce_task, stated_task
+from onnxtool.infer.descriptions import deduce_task
 from onnxtool.infer.heads import head_for
 from onnxtool.model_file import ModelFile
 from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
@@ -46,7 +46,7 @@ def test_outputs_tell_the_task(
     """By name, rank and width together with the checkpoint's files; else the task is unknown."""
     model = ModelFile.open(TinyModel(table(V, width), output, pooled=pooled).write(tmp_path / "model.onnx"))
     folder = CheckpointFolder(write_checkpoint(tmp_path / "model", **files))
-    assert stated_task(model) == ""
+    assert model.stated_task == ""
     assert deduce_task(model, folder, V) == task
 
 
@@ -66,6 +66,6 @@ def test_tasks_without_a_head_of_their_own_are_answered_with_shapes(
     """But a feature extractor that says how to pool gives embeddings."""
     path = TinyModel(table(V, 4), "last_hidden_state", metadata={"onnxtool.task": task}).write(tmp_path / "model.onnx")
     model = ModelFile.open(path)
-    assert stated_task(model) == task
+    assert model.stated_task == task
     folder = CheckpointFolder(write_checkpoint(tmp_path / "model", **files))
     assert head_for(task, model, folder, TextTokenizer(folder)).kind == kind

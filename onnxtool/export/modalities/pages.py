@@ -37,9 +37,10 @@ from onnxtool.export.modalities.modality import (
     usual_sizes,
 )
 from onnxtool.export.signature import run_own_forward, run_torch_tensors
+from onnxtool.model_file import PIXELS
 from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY
 from onnxtool.runtime.comparison import Case
-from onnxtool.runtime.pictures import GRID, PIXELS
+from onnxtool.runtime.pictures import GRID
 from onnxtool.runtime.recipes import GIVEN, MASK, NORMAL, Recipe
 
 _IDS, _MASK = "input_ids", "attention_mask"

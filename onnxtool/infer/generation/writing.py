@@ -19,13 +19,13 @@ from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.errors import InputError, first_line
 from onnxtool.infer.chats import CUT, Chats, LongTexts
-from onnxtool.infer.generation.graphs import ENCODER_MASK, IDS, MASK, cache_of, find_encoder
+from onnxtool.infer.generation.graphs import IDS, MASK, find_encoder
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.loading import load
 from onnxtool.infer.options import LongText
 from onnxtool.infer.report import GenerationReport, WrittenText
 from onnxtool.infer.text_model import TextModel
-from onnxtool.model_file import ModelFile, ModelPath
+from onnxtool.model_file import ModelPath
 from onnxtool.model_file.metadata import MAX_DECODER_LENGTH_KEY
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
@@ -442,18 +442,6 @@ def _followed(folder: CheckpointFolder) -> Iterator[None]:
         ) from error
     finally:
         logging.set_verbosity(verbosity)
-
-
-def writes_text(model: ModelFile, options: GenerateOptions) -> bool:
-    """Whether text generation is requested: by a generation option, or by a model that does nothing else.
-
-    Raises:
-        InputError: an option requests it, and the model has no cache.
-    """
-    if options.asks_for_text:
-        cache_of(model)
-        return True
-    return any(info.name == ENCODER_MASK for info in model.structure.inputs)
 
 
 @checked

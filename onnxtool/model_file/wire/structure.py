@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxtool.model_file.domains import ALIAS, settled
+from onnxtool.model_file.domains import ALIAS
 from onnxtool.model_file.wire.messages import (
     ANNOTATION,
     ATTRIBUTE,
@@ -449,9 +449,8 @@ def _read_node(data: Data, place: Span) -> Node:
             texts[field] = decode(content, place[0])
         elif field in lists:
             lists[field].append(decode(content, place[0]))
-    return Node(
-        texts["op_type"], settled(texts["domain"]), texts["name"], tuple(lists["input"]), tuple(lists["output"])
-    )
+    domain = "" if texts["domain"] == ALIAS else texts["domain"]
+    return Node(texts["op_type"], domain, texts["name"], tuple(lists["input"]), tuple(lists["output"]))
 
 
 def read_nodes(path: Path) -> Iterator[Node]:
