@@ -13,8 +13,8 @@ from typing import NamedTuple
 from onnxtool.cli.stats_wording import join, signatures
 from onnxtool.model_file.wire.topology import MAX_DRAWN_NODES, Call, read_topology
 from onnxtool.reports import TensorInfo
+from onnxtool.summary import FUSED_OPERATORS
 from onnxtool.summary.figures import Difference, Stats
-from onnxtool.summary.kinds import FUSED_OPERATORS
 from onnxtool.summary.repetition import Block, find_blocks
 
 _MAX_BOXES = 500  # of a list; and four times as many of a page

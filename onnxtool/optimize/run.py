@@ -62,9 +62,8 @@ from onnxtool.runtime.providers import (
 )
 from onnxtool.runtime.session import SAME, open_alike, proof_of, prove_elsewhere, require_loadable
 from onnxtool.runtime.timing import Stopwatch
-from onnxtool.summary import summarize_file, summarize_model
+from onnxtool.summary import FUSED_OPERATORS, summarize_file, summarize_model
 from onnxtool.summary.figures import Stats
-from onnxtool.summary.kinds import FUSED_OPERATORS
 from onnxtool.verification import Verification
 from onnxtool.version import __version__
 

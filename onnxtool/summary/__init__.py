@@ -11,12 +11,38 @@ from onnxtool.model_file.wire import Structure
 from onnxtool.options import StrPath
 from onnxtool.summary.duplicates import find_duplicates
 from onnxtool.summary.figures import FunctionFigures, Layer, Stats, Weight
-from onnxtool.summary.kinds import is_attention
 from onnxtool.summary.releases import Usage, least_onnxruntime
 
 NO_SCOPE = "(no scope)"  # nodes and weights outside any named module
 _MAX_LARGEST = 10
 _MAX_DUPLICATES = 20
+# The operators that result from each kind of fusion.
+FUSED_OPERATORS: dict[str, frozenset[str]] = {
+    "attention": frozenset(
+        f"com.microsoft::{name}"
+        for name in (
+            *("Attention", "DecoderAttention", "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention"),
+            *("GroupQueryAttention", "LongformerAttention", "MultiHeadAttention", "PackedAttention"),
+            *("PackedMultiHeadAttention", "PagedAttention", "QAttention", "QOrderedAttention"),
+            *("QOrderedLongformerAttention", "SparseAttention"),
+        )
+    ),
+    "layer_normalization": frozenset(
+        {"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"}
+        | {"com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization"}
+        | {"com.microsoft::EmbedLayerNormalization"}
+    ),
+    "gelu": frozenset(
+        {
+            "Gelu",
+            "com.microsoft::Gelu",
+            "com.microsoft::BiasGelu",
+            "com.microsoft::FastGelu",
+            "com.microsoft::QuickGelu",
+        }
+    ),
+}
+"""Kind to operators, named as in `Stats.ops`; an operator of ONNX has no domain in its name."""
 
 
 def summarize_model(path: StrPath) -> Stats:
@@ -122,3 +148,8 @@ def _by_numbers(scope: str) -> tuple[tuple[bool, int, str], ...]:
         (False, int(part), "") if part.isascii() and part.isdecimal() and len(part) < 10 else (True, 0, part)
         for part in scope.split(".")
     )
+
+
+def is_attention(operator: str) -> bool:
+    """Whether an operator computes a whole attention; ONNX's does, and so does one of the same name in any domain."""
+    return f"com.microsoft::{operator.rpartition(':')[2]}" in FUSED_OPERATORS["attention"]

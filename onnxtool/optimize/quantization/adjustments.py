@@ -28,7 +28,7 @@ from onnxtool.optimize.quantization.arithmetic import (
 )
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
 from onnxtool.progress import counted
-from onnxtool.summary.kinds import FUSED_OPERATORS
+from onnxtool.summary import FUSED_OPERATORS
 
 # The fraction of its range that the widest channel keeps; the smoothing scales of the others follow.
 _LIMITS = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12)
