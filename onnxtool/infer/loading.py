@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
+from typing import Unpack, overload
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import Prompts, find_checkpoint_folder
@@ -24,7 +24,7 @@ from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.options import FileDescription, Long, LongText, Representation, TextTask
 from onnxtool.infer.report import InferReport
 from onnxtool.infer.static_queries import QUERY, load_queries
-from onnxtool.infer.text_model import TASKS, AnyVector, TextModel, find_file
+from onnxtool.infer.text_model import TASKS, AnyVector, Encoding, TextModel, find_file
 from onnxtool.infer.vectors import AnyVectors, TopK
 from onnxtool.model_file import ModelFile, ModelPath
 from onnxtool.model_file.metadata import DECODER_KEY
@@ -171,38 +171,19 @@ def load(
     )
 
 
+class _LoadedEncoding(Encoding, total=False):
+    """The arguments of `encode`, for its overloads."""
+
+    model_name: CheckpointName
+    description: FileDescription | None
+    provider: Provider
+    representation: Representation
+
+
 @overload
-def encode(  # type: ignore[overload-overlap]  # a string is iterable as well
-    model_path: StrPath,
-    texts: str,
-    *,
-    model_name: CheckpointName = None,
-    description: FileDescription | None = None,
-    provider: Provider = "auto",
-    prompt: str | None = None,
-    task: TextTask = None,
-    representation: Representation = None,
-    long: LongTexts | LongText = CUT,
-    vectors_as: VectorsAs = None,
-    ranges: RangesLike | None = None,
-    dimensions: Dimensions = None,
-) -> AnyVector: ...
+def encode(model_path: StrPath, texts: str, **encoding: Unpack[_LoadedEncoding]) -> AnyVector: ...  # type: ignore[overload-overlap]  # a string is iterable as well
 @overload
-def encode(
-    model_path: StrPath,
-    texts: Iterable[str],
-    *,
-    model_name: CheckpointName = None,
-    description: FileDescription | None = None,
-    provider: Provider = "auto",
-    prompt: str | None = None,
-    task: TextTask = None,
-    representation: Representation = None,
-    long: LongTexts | LongText = CUT,
-    vectors_as: VectorsAs = None,
-    ranges: RangesLike | None = None,
-    dimensions: Dimensions = None,
-) -> AnyVectors: ...
+def encode(model_path: StrPath, texts: Iterable[str], **encoding: Unpack[_LoadedEncoding]) -> AnyVectors: ...
 @checked
 def encode(
     model_path: StrPath,
@@ -215,6 +196,7 @@ def encode(
     task: TextTask = None,
     representation: Representation = None,
     long: LongTexts | LongText = CUT,
+    keep_special: bool = False,
     vectors_as: VectorsAs = None,
     ranges: RangesLike | None = None,
     dimensions: Dimensions = None,
@@ -230,7 +212,7 @@ def encode(
     is_stored |= description is not None
     model = ModelFile.open(model_path)
     if task == QUERY and not is_stored and (queries := load_queries(model, model_name=model_name)) is not None:
-        found = queries.encode(several(texts), prompt=prompt)
+        found = queries.encode(several(texts), prompt=prompt, keep_special=keep_special)
         return found[0] if isinstance(texts, str) else found
     named = None if model_name is None else os.fspath(model_name)
     model, model_name = find_file(model, named, task)
@@ -238,5 +220,6 @@ def encode(
         model, model_name=model_name, description=description, provider=provider, representation=representation
     )
     return loaded.encode(
-        texts, prompt=prompt, task=task, long=long, vectors_as=vectors_as, ranges=ranges, dimensions=dimensions
-    )
+        texts, prompt=prompt, task=task, long=long, keep_special=keep_special, vectors_as=vectors_as, ranges=ranges,
+        dimensions=dimensions,
+    )  # fmt: skip

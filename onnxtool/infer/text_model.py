@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,6 +122,18 @@ class VectorForm:
 TASKS = (QUERY, "document")
 # The vector of one text: float32 [H], its terms, or float32 [its tokens, W].
 AnyVector = NDArray[np.float32] | SparseVector
+
+
+class Encoding(TypedDict, total=False):
+    """The arguments of `TextModel.encode`, for its overloads."""
+
+    prompt: str | None
+    task: TextTask
+    long: LongTexts | LongText
+    keep_special: bool
+    vectors_as: VectorsAs
+    ranges: RangesLike | None
+    dimensions: Dimensions
 
 
 @short_repr
@@ -360,31 +372,9 @@ class TextModel:
         return self._finished(head.finish(head.pool(batch)), keep_special=keep_special)
 
     @overload
-    def encode(  # type: ignore[overload-overlap]  # a string is iterable as well
-        self,
-        texts: str,
-        *,
-        prompt: str | None = None,
-        task: TextTask = None,
-        long: LongTexts | LongText = CUT,
-        keep_special: bool = False,
-        vectors_as: VectorsAs = None,
-        ranges: RangesLike | None = None,
-        dimensions: Dimensions = None,
-    ) -> AnyVector: ...
+    def encode(self, texts: str, **encoding: Unpack[Encoding]) -> AnyVector: ...  # type: ignore[overload-overlap]  # a string is iterable as well
     @overload
-    def encode(
-        self,
-        texts: Iterable[str],
-        *,
-        prompt: str | None = None,
-        task: TextTask = None,
-        long: LongTexts | LongText = CUT,
-        keep_special: bool = False,
-        vectors_as: VectorsAs = None,
-        ranges: RangesLike | None = None,
-        dimensions: Dimensions = None,
-    ) -> AnyVectors: ...
+    def encode(self, texts: Iterable[str], **encoding: Unpack[Encoding]) -> AnyVectors: ...
     @checked
     def encode(
         self,
