@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,9 +47,11 @@ made: list[Any] = []
 @click.command(context_settings={"token_normalize_func": lambda token: token.replace("-", "_")})
 @derived_options(loading=Loading, timing=Timing, source=Source)
 @click.option("--quiet", is_flag=True)
-def command(loading: Loading, timing: Timing, source: Source | None, *, quiet: bool) -> None:
+def command(
+    loading: Loading, timing: Callable[[], Timing], source: Callable[[], Source] | None, *, quiet: bool
+) -> None:
     """A command."""
-    made[:] = [loading, timing, source, quiet]
+    made[:] = [loading, timing(), source and source(), quiet]
 
 
 def run(*arguments: str) -> list[Any]:

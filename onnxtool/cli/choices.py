@@ -15,12 +15,9 @@ from onnxtool.options import Option, check, not_a_choice
 class NameChoice(click.Choice[str]):
     """One of several names, shown verbatim: unlike in option names, hyphens are not converted."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name, or fail and suggest similar ones."""
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter:
-            self.fail(not_a_choice(value, self.choices), param, ctx)
+    def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
+        """List the names, and suggest a similar one."""
+        return not_a_choice(value, self.choices)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         """List the names for the help."""

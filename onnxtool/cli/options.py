@@ -66,9 +66,12 @@ class FieldOption(click.Option):
         Raises:
             BadParameter: the value is not valid for the field.
         """
-        parsed = super().type_cast_value(ctx, value)
+        if value is None or value == self.default:
+            return value if value is None else self.field.default
+        is_path = isinstance(self.type, PathType) and not self.multiple  # which the check converts
+        parsed = value if is_path else super().type_cast_value(ctx, value)
         try:
-            return parsed if parsed is None else check("", parsed, self.hint)
+            return check("", parsed, self.hint)
         except OnnxtoolError as error:
             raise click.BadParameter(str(error), ctx, self) from None
 
