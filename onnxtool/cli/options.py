@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, fields
@@ -15,10 +17,9 @@ import click
 from click.core import ParameterSource
 
 from onnxtool.cli.choices import CheckpointType, CountList, LocationType, NameChoice, PathType
-from onnxtool.cli.completion import complete_checkpoint
-from onnxtool.cli.configuration import config_option, unknown_variables
-from onnxtool.cli.logs import log_options, set_up_logging
+from onnxtool.cli.configuration import all_of, config_option, unknown_variables
 from onnxtool.cli.render import Block, emit, write_out
+from onnxtool.cli.streams import shown
 from onnxtool.encoding.locations import Uri
 from onnxtool.errors import OnnxtoolError
 from onnxtool.model_file import check_not_input, check_writable
@@ -31,6 +32,8 @@ FORMATS = ("text", "markdown", "json")
 STDOUT = Path("-")
 _LAST = ("output", "force")  # in the help
 _MISSING = object()
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_OF_VERBOSITY = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 class _Field(NamedTuple):
@@ -172,8 +175,6 @@ def _option(field: _Field, *, required: bool) -> FieldOption:
         attributes |= {"type": _value_type(kind, described)}
         if default not in (None, _MISSING):
             attributes["default"] = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    if described.is_checkpoint:
-        attributes["shell_complete"] = complete_checkpoint
     if described.default:
         attributes["help"] += f"  [default: {described.default}]"
     else:
@@ -236,6 +237,51 @@ def several_of(value: Any) -> Sequence[Any]:
     """Return the paths of an option: none, one or several, without addresses of stores."""
     paths = value if isinstance(value, tuple) else (value,)
     return [path for path in paths if isinstance(path, Path | str)]
+
+
+def log_options(command: Command) -> Command:
+    """Add -v and --log_level, for `set_up_logging`."""
+    level = click.option(
+        "--log_level",
+        type=NameChoice(tuple(_LEVELS), case_sensitive=False),
+        help="What to log to stderr, with timestamps.  [default: warning; info with -v, debug with -vv]",
+    )
+    verbose = click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        help="Log each step, such as passes and export strategies; -vv also logs every case, file and session.",
+    )
+    return verbose(level(command))
+
+
+class _Formatter(logging.Formatter):
+    """Write a record without control characters, and bounded: names in a model are untrusted."""
+
+    default_msec_format = "%s.%03d"
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
+
+
+def set_up_logging(context: click.Context, log_level: str | None, verbose: int) -> None:
+    """Log to stderr until the command ends, at the given level, or one for the number of -v."""
+    logger = logging.getLogger("onnxtool")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    before = logger.level, logger.propagate, list(logger.handlers)
+    logger.handlers = [handler]
+    logger.propagate = False  # a library may have added a handler to the root logger
+    logger.setLevel(_LEVELS[log_level] if log_level else _OF_VERBOSITY[min(verbose, len(_OF_VERBOSITY) - 1)])
+
+    for one in all_of(context):
+        logger.info("--%s is %s, from %s", one.option, one.value, one.source)
+
+    def take_back() -> None:
+        logger.setLevel(before[0])
+        logger.propagate, logger.handlers = before[1:]
+
+    context.call_on_close(take_back)
 
 
 def shown_options(formats: Sequence[str], more: str = "") -> Callable[[Command], Command]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from onnxtool.cli import run_arguments
-from onnxtool.cli.completion import cached_ids
+from onnxtool.cli.choices import cached_ids
 
 
 def completed(line: str, **variables: str) -> list[str]:
