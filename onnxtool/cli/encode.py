@@ -9,13 +9,13 @@ import click
 
 from onnxtool.cli.choices import LocationType
 from onnxtool.cli.commands import SUBCOMMANDS
-from onnxtool.cli.infer_corpus import corpus_progress
 from onnxtool.cli.options import derived_options, model_argument, report_options
+from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.cli.streams import say
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import PartOptions, RunOptions, VectorOptions
-from onnxtool.encoding.progress import ProgressOptions
+from onnxtool.encoding.progress import ProgressFiles, ProgressOptions
 from onnxtool.encoding.report import MergeReport, PartReport, RunReport, StatusReport
 
 _PURPOSES = SUBCOMMANDS["encode"]
@@ -84,7 +84,7 @@ def run(
     """
     from onnxtool.encoding import encode_parts
 
-    with corpus_progress(quiet=quiet, files=files()):
+    with progress(quiet=quiet), ProgressFiles(files()).listening():
         report = encode_parts(model_path, corpus, output, options, run())
     emit(report, _merge_blocks(report), format_name)
     return _exit_code(report)
@@ -114,7 +114,7 @@ def part(
     """
     from onnxtool.encoding import encode_part
 
-    with corpus_progress(quiet=quiet, files=files()):
+    with progress(quiet=quiet), ProgressFiles(files()).listening():
         report = encode_part(model_path, corpus, output, options, part())
     emit(report, _part_blocks(report), format_name)
 

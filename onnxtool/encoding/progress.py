@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from operator import add
 from typing import Annotated, NamedTuple
@@ -13,7 +14,7 @@ from onnxtool.encoding.options import CorpusProgress
 from onnxtool.errors import NO_SPACE, OutputWriteError
 from onnxtool.model_file import check_not_input, write_text
 from onnxtool.options import UNSET, Option, OptionalPath, Options
-from onnxtool.progress import listener
+from onnxtool.progress import listener, listening
 
 EVERY_S = 10.0
 
@@ -159,9 +160,22 @@ class ProgressFiles:
         if time.monotonic() >= self._next:
             self._write("running")
 
-    def end(self, state: str) -> None:
-        """Write the last state: `done` or `failed`."""
-        self._write(state)
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Record the progress of the run in the block, and whether it succeeds; the outer listener is told as well."""
+        show, state = listener(), "failed"
+
+        def note(stage: str) -> None:
+            show(stage)
+            if isinstance(stage, CorpusProgress):
+                self.add(stage)
+
+        try:
+            with listening(note):
+                yield
+            state = "done"
+        finally:
+            self._write(state)
 
     def _write(self, state: str) -> None:
         self._next = time.monotonic() + EVERY_S

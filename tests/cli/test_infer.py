@@ -92,7 +92,7 @@ def test_any_number_of_texts_is_answered_in_lines(folder: Path) -> None:
 
 def test_more_texts_than_a_report_holds_are_answered_in_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no format is asked for; a line that is wrong leaves no file."""
-    monkeypatch.setattr("onnxtool.cli.infer_answers.MAX_IN_ONE_REPORT", 2)
+    monkeypatch.setattr("onnxtool.cli.infer.MAX_IN_ONE_REPORT", 2)
     (folder / "texts.txt").write_text("a\nb\nc\n")
     options = ("--model_path", "models/dense.onnx", "--input", "texts.txt")
     assert [json.loads(line)["text"] for line in run_infer(folder, *options).stdout.splitlines()] == ["a", "b", "c"]

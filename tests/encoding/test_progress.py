@@ -59,7 +59,6 @@ def test_a_run_that_fails_says_so(tmp_path: Path) -> None:
 def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     """Of a rate or a time that nobody knows there is no sample, and null in the log."""
     files = ProgressFiles(ProgressOptions(tmp_path / "log.jsonl", tmp_path / "a.prom"))
-    files.end("failed")
     assert "onnxtool_encode_left_seconds" not in _values(tmp_path / "a.prom")
     files._next = 0.0
     files.add(CorpusProgress(7, 0.5, 3.5, 2.0, 70.0, 1))
