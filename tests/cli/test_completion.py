@@ -39,6 +39,7 @@ def test_checkpoints_are_folders_and_what_is_in_the_cache(tmp_path: Path) -> Non
         (tmp_path / name).mkdir()
     found = completed("onnxtool export --model_name nav", HF_HUB_CACHE=str(tmp_path))
     assert found == ["dir,nav", "plain,naver/splade-v3"]
+    assert completed("onnxtool verify model.onnx nav", HF_HUB_CACHE=str(tmp_path)) == found
 
 
 def test_without_a_cache_there_are_no_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
