@@ -163,6 +163,11 @@ AT_THE_TOP = (MODULES_NAME, ROUTER_NAME, ENCODER_NAME, METADATA_NAME, "README.md
 _OPTIMIZED = re.compile(r"-(optimized|fp16|int8|int4)$")
 
 
+def _read_modules(files: CheckpointFiles, route: str | None = None) -> SentenceModules:
+    modules = SentenceModules.of(files, route)
+    return as_multi_vector(modules, files) if modules.describes_late_interaction(files) else modules
+
+
 class ModuleFiles(CheckpointFiles):
     """A checkpoint whose transformer may lie in a module's folder, or in the folder of a Router's route.
 
@@ -214,7 +219,7 @@ class ModuleFiles(CheckpointFiles):
         Raises:
             OnnxtoolError: a file is malformed, or modules.json names a path outside the checkpoint.
         """
-        return as_multi_vector(SentenceModules.of(self, self.route), self)
+        return _read_modules(self, self.route)
 
 
 @dataclass(frozen=True)
@@ -370,7 +375,7 @@ class Prompts:
         Raises:
             InputError: the file is malformed, or its default is not one of its prompts.
         """
-        config = as_multi_vector(SentenceModules.of(folder), folder).encoder
+        config = _read_modules(folder).encoder
         stated = config.get("prompts") or {}
         if not isinstance(stated, dict) or not all(isinstance(text, str | None) for text in stated.values()):
             raise folder.malformed(ENCODER_NAME, f"its prompts do not map names to texts: {stated}")

@@ -16,21 +16,18 @@ from dataclasses import dataclass, replace
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
-    MODULES_NAME,
     MULTI_VECTOR,
+    PYLATE,
     TOKENS,
     VECTOR,
     SentenceModules,
     StoredModule,
-    as_list,
     as_object,
     positive,
 )
 from onnxtool.reports import Json
 
 METADATA_NAME = "artifact.metadata"
-_STANFORD = "HF_ColBERT"
-_PYLATE = "ColBERT"
 _ROLES = ("query", "document")
 # Default query length of Stanford's ColBERT and of PyLate.
 _USUAL_LENGTH = 32
@@ -135,23 +132,12 @@ class QueryExpansion:
 
 
 def as_multi_vector(modules: SentenceModules, files: CheckpointFiles) -> SentenceModules:
-    """Return the modules of a late-interaction encoder as in sentence-transformers 6.2; `modules` for any other.
+    """Return the modules of a late-interaction encoder as in sentence-transformers 6.2.
 
     Raises:
         OnnxtoolError: a file is malformed.
     """
-    if not modules.modules:
-        is_stanford = _STANFORD in as_list(files.read("config.json").get("architectures"))
-        return _of_stanford(files) if is_stanford else modules
-    stated = modules.encoder_class
-    is_unnamed = stated in ("", "SentenceTransformer") and _is_pylate(modules, files)
-    return _of_settings(modules, files) if is_unnamed or stated in (MULTI_VECTOR, _PYLATE) else modules
-
-
-def _is_pylate(modules: SentenceModules, files: CheckpointFiles) -> bool:
-    """Whether PyLate wrote a checkpoint that does not name its class."""
-    types = [as_object(entry).get("type") for entry in as_list(files.read_json(MODULES_NAME))]
-    return "query_prefix" in modules.encoder or any(str(name).startswith("pylate.") for name in types)
+    return _of_settings(modules, files) if modules.modules else _of_stanford(files)
 
 
 def _of_settings(modules: SentenceModules, files: CheckpointFiles) -> SentenceModules:
@@ -167,9 +153,9 @@ def _of_settings(modules: SentenceModules, files: CheckpointFiles) -> SentenceMo
     chain = [_on_tokens(module) for module in modules.modules]
     if modules.encoder_class != MULTI_VECTOR:
         skipped = encoder.get("skiplist_words")
-        if skipped is None and (modules.encoder_class == _PYLATE or prefixes):
+        if skipped is None and (modules.encoder_class == PYLATE or prefixes):
             skipped = list(string.punctuation)
-        if modules.encoder_class != _PYLATE:  # read like any embedder, without the pooling to one vector
+        if modules.encoder_class != PYLATE:  # read like any embedder, without the pooling to one vector
             chain = [module for module in chain if module.kind != "Pooling" and not _is_of_vectors(module)]
         chain += _counting(files, skipped)
     return replace(

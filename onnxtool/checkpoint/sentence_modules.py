@@ -41,6 +41,8 @@ _PACKAGES = ("sentence_transformers", "pylate", "onnxtool")
 ENCODER_NAME = "config_sentence_transformers.json"
 # The class of encoders that return a vector per token.
 MULTI_VECTOR = "MultiVectorEncoder"
+PYLATE = "ColBERT"  # the class of PyLate's
+_STANFORD = "HF_ColBERT"  # the architecture of Stanford's
 # Inputs and outputs of modules: token vectors, and the text vector.
 TOKENS, VECTOR = "token_embeddings", "sentence_embedding"
 # The settings of the transformer module. Versions before 2 called the file after the architecture.
@@ -132,6 +134,20 @@ class SentenceModules:
     def is_late_interaction(self) -> bool:
         """Whether the checkpoint returns a vector per token."""
         return self.encoder_class == MULTI_VECTOR
+
+    def describes_late_interaction(self, files: CheckpointFiles) -> bool:
+        """Whether any library wrote the checkpoint of a late-interaction encoder.
+
+        Raises:
+            OnnxtoolError: a file is malformed.
+        """
+        if not self.modules:
+            return _STANFORD in as_list(files.read("config.json").get("architectures"))
+        if self.encoder_class not in ("", "SentenceTransformer"):
+            return self.encoder_class in (MULTI_VECTOR, PYLATE)
+        # PyLate does not always name its class.
+        types = [as_object(entry).get("type") for entry in as_list(files.read_json(MODULES_NAME))]
+        return "query_prefix" in self.encoder or any(str(name).startswith("pylate.") for name in types)
 
     @property
     def kinds(self) -> tuple[str, ...]:
