@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from onnxtool.errors import InputError, SessionError
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, ModelPath
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.session import open_session
@@ -49,7 +49,7 @@ _MOST_WEIGHT = 10.0
 
 
 def verify_file(
-    folder: Path, prefix: str, file: Path, setting: LossSetting, optimizer: OptimizerSetting | None
+    folder: Path, prefix: str, file: ModelPath, setting: LossSetting, optimizer: OptimizerSetting | None
 ) -> ArtifactVerification | None:
     """Compare three steps of the models in `folder` with differences of the training loss in float64.
 
@@ -73,7 +73,7 @@ def verify_file(
     exact = _loss_in_float64(training, folder)
     try:
         case = _case(input_cases(opened), opened.size_bytes)
-        logits = torch.from_numpy(open_session(file, provider="cpu").run(case.feeds)[setting.output])
+        logits = torch.from_numpy(open_session(opened, provider="cpu").run(case.feeds)[setting.output])
     except (InputError, SessionError):  # what is made up does not fit the file
         return None
     labels = draw_labels(logits, setting)
@@ -104,7 +104,7 @@ def verify_file(
         feeds |= parameters
         results.append(
             ArtifactVerification(
-                reference=f"differences of {file.name} in float64",
+                reference=f"differences of {opened.path.name} in float64",
                 loss=loss,
                 reference_loss=wanted,
                 loss_error=relative_error(loss, wanted),

@@ -70,9 +70,10 @@ def _file_options(options: PreparationOptions) -> ArtifactOptions:
     made = _artifact_options(options, setting, file, options.loss_inputs)
 
     def verify(folder: Path) -> ArtifactVerification | None:
-        outputs = options.loss_inputs or [value.name for value in ModelFile.open(file).structure.outputs]
+        opened = ModelFile.open(file)
+        outputs = options.loss_inputs or [value.name for value in opened.structure.outputs]
         return verify_file(
-            folder, options.prefix, file, replace(setting, output=outputs[0]), _optimizer_setting(options)
+            folder, options.prefix, opened, replace(setting, output=outputs[0]), _optimizer_setting(options)
         )
 
     return replace(made, verify=verify if options.verify and options.loss != NONE and options.lora is None else None)
