@@ -71,7 +71,7 @@ class FieldOption(click.Option):
         """
         if value is None or value == self.default:
             return value if value is None else self.field.default
-        is_path = isinstance(self.type, PathType) and not self.multiple  # which the check converts
+        is_path = type(self.type) is PathType and not self.multiple  # which the check converts; addresses it does not
         parsed = value if is_path else super().type_cast_value(ctx, value)
         try:
             return check("", parsed, self.hint)

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -94,12 +96,18 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, workshop: Workshop) -> Path
     return folder
 
 
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder outside of /dev/shm, which one of the environments hides."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "place"
+
+
 @pytest.mark.parametrize(("command", "environment", "code", "said"), CASES, ids=lambda value: str(value)[:16])
 def test_an_environment_gives_an_error_or_does_no_harm(
-    tmp_path: Path, inputs: Path, command: str, environment: str, code: int, said: str
+    place: Path, inputs: Path, command: str, environment: str, code: int, said: str
 ) -> None:
     """With the exit code, the older output where the command failed, and nothing hidden or temporary."""
-    place = tmp_path / "place"
     shutil.copytree(inputs, place, symlinks=True)
     shutil.copytree(place / "old", place / "out")
     (place / "tmp").mkdir()
