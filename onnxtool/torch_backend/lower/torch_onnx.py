@@ -32,7 +32,7 @@ from onnxtool.graph.edit import producer
 from onnxtool.model_file.domains import default_opset
 from onnxtool.torch_backend.cache import Cache, versions
 from onnxtool.torch_backend.lower.decisions import DECISIONS, decision, small_only
-from onnxtool.torch_backend.nodes import called, dims_by_stride, is_empty, is_seen, seen_size
+from onnxtool.torch_backend.nodes import called, dims_by_stride, is_seen, seen_elements, seen_size
 from onnxtool.torch_backend.own_translations import nodes_with_own
 
 aten = torch.ops.aten
@@ -176,7 +176,7 @@ def _as_the_operator(target: Any, decompose: Callable[..., Any]) -> Callable[...
     @functools.wraps(decompose)
     def decompose_as_the_operator(*arguments: Any, **options: Any) -> Any:
         tensors = [value for value in pytree.tree_leaves((arguments, options)) if isinstance(value, torch.Tensor)]
-        if any(map(is_empty, tensors[:2])):  # a gradient comes before the input
+        if any(not seen_elements(tensor) for tensor in tensors[:2]):  # a gradient comes before the input
             return NotImplemented
         results = decompose(*arguments, **options)
         if results is NotImplemented or decision(target).decomposition or all(map(_is_in_order, tensors)):

@@ -356,3 +356,10 @@ def test_random_numbers_like_a_normalized_batch_follow_its_layout() -> None:
         return normalized * torch.empty_like(normalized).bernoulli_(0.7)
 
     require_same(function, torch.rand(3, 4, 5).mT.requires_grad_())
+
+
+def test_an_index_into_nothing_is_out_of_range() -> None:
+    """Although the result is known to be empty."""
+    function = torch.compile(lambda x, i: x.index_put((i,), x[:1].detach()), backend=OrtBackend())
+    with pytest.raises(IndexError, match="out of bounds"):
+        function(torch.rand(0, 3, requires_grad=True), torch.tensor([0, 0]))

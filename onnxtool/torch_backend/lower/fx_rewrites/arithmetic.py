@@ -218,7 +218,7 @@ def empty_result(node: Node) -> Node | None:
     tensor = tensor_of(node)
     if tensor is None or not is_empty(tensor) or not is_static(tensor):
         return None
-    if is_empty_constant(node) or is_random(node) or is_memory_for_random(node):
+    if is_empty_constant(node) or is_random(node) or is_memory_for_random(node) or indexes_nothing(node):
         return None
     with node.graph.inserting_before(node):
         constant = node.graph.call_function(
@@ -227,6 +227,13 @@ def empty_result(node: Node) -> Node | None:
     # A fake tensor, like all other values: torch.onnx finds the fake tensor mode from the values of a graph.
     constant.meta["val"] = tensor.new_empty(tensor.shape)
     return constant
+
+
+def indexes_nothing(node: Node) -> bool:
+    """Return whether a node may have indices into an empty tensor: PyTorch raises, even if nobody reads the result."""
+    result, *inputs = map(tensor_of, (node, *node.all_input_nodes))
+    given = [tensor for tensor in inputs if tensor is not None and tensor.dtype in (torch.int64, torch.int32)]
+    return is_empty(result) and not all(map(is_empty, given))
 
 
 def concatenation_without_empty(node: Node) -> Node | None:

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.functions import FloorDiv
 
 from onnxtool.torch_backend.lower.decisions import decision
-from onnxtool.torch_backend.lower.fx_rewrites.arithmetic import empty_result
+from onnxtool.torch_backend.lower.fx_rewrites.arithmetic import empty_result, indexes_nothing
 from onnxtool.torch_backend.lower.optional import attempted
 from onnxtool.torch_backend.nodes import Node, tensor_of
 from onnxtool.torch_backend.own_translations import Translations, mark
@@ -44,7 +44,7 @@ def rewritten(owner: torch.fx.GraphModule, translations: Translations) -> torch.
             if replacement is not None and _same_kind(node, replacement):
                 node.replace_all_uses_with(replacement)
                 break
-    graph.eliminate_dead_code()
+    graph.eliminate_dead_code(lambda node: node.is_impure() or indexes_nothing(node))
     return torch.fx.GraphModule(owner, graph, class_name="Rewritten")
 
 
