@@ -363,3 +363,11 @@ def test_an_index_into_nothing_is_out_of_range() -> None:
     function = torch.compile(lambda x, i: x.index_put((i,), x[:1].detach()), backend=OrtBackend())
     with pytest.raises(IndexError, match="out of bounds"):
         function(torch.rand(0, 3, requires_grad=True), torch.tensor([0, 0]))
+
+
+@pytest.mark.parametrize("name", ["inv", "cholesky", "lu_factor"])
+def test_a_singular_matrix_is_an_error(name: str) -> None:
+    """The check has an empty result, which nobody reads."""
+    function = torch.compile(lambda x: getattr(torch.linalg, name)(x * 1.0), backend=OrtBackend())
+    with pytest.raises(torch.linalg.LinAlgError if name != "lu_factor" else RuntimeError, match=name):
+        function(torch.ones(5, 5))

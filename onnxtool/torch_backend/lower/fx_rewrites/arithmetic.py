@@ -6,6 +6,7 @@ PyTorch's maximum of NaN and a number is NaN; onnxruntime's is the number. Kerne
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -213,10 +214,13 @@ def _copied(node: Node) -> Node:
 def empty_result(node: Node) -> Node | None:
     """Replace a node whose result is known to be empty with a constant of that shape.
 
-    Its inputs stay out of the session because kernels disagree about empty inputs.
+    Its inputs stay out of the session because kernels disagree about empty inputs. A check, as for a singular matrix,
+    has an empty result too, by which PyTorch keeps the order of checks.
     """
-    tensor = tensor_of(node)
+    tensor, origin = tensor_of(node), node.args[0] if node.target is operator.getitem else node
     if tensor is None or not is_empty(tensor) or not is_static(tensor):
+        return None
+    if isinstance(origin.target, torch._ops.HigherOrderOperator):
         return None
     if is_empty_constant(node) or is_random(node) or is_memory_for_random(node) or indexes_nothing(node):
         return None
