@@ -209,6 +209,7 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> tuple[torc
     lead, sizes = list(x.shape[:-rank]), list(x.shape[-rank:])
     if all(isinstance(size, int) and size % num == 0 for size, num in zip(sizes, output_size, strict=True)):
         pool = aten.max_pool2d_with_indices.default if rank == 2 else aten.max_pool3d_with_indices.default
+        x = x.contiguous() if rank == 3 else x  # PyTorch refuses one volume in the layout of a batch of pictures
         result: tuple[torch.Tensor, torch.Tensor] = pool(x, [a // b for a, b in zip(sizes, output_size, strict=True)])
         return result
     places = torch.zeros([1] * (2 * rank), dtype=torch.int64, device=x.device)
