@@ -96,7 +96,8 @@ def _reason(node: torch.fx.Node, stay: Mapping[torch.fx.Node, str]) -> str:
         return CHECK
     if any("val" not in item.meta for item in (node, *node.all_input_nodes) if item.op != "get_attr"):
         return "its type is unknown before it runs"
-    if not is_empty_constant(node) and any(map(is_empty, _values(node))):
+    is_check = isinstance(node.target, torch._ops.HigherOrderOperator)  # whose order is kept by empty tensors
+    if not is_empty_constant(node) and not is_check and any(map(is_empty, _values(node))):
         return EMPTY
     if not isinstance(node.target, OwnTranslation) and not translations().has(node):
         return "no translation to ONNX"
