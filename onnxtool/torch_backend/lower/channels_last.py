@@ -11,11 +11,13 @@ batch normalization have up to ten times the rounding there, some 1e-5 of the la
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
 
+from onnxtool.torch_backend.lower.optional import attempted
 from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, call, is_call, seen_elements, tensor_of
 
 aten = torch.ops.aten
@@ -40,6 +42,9 @@ def keep_channels_last(graph: torch.fx.Graph) -> None:
             is_call(node, *_WEIGHTS, *_LAYERS) and (_begins(node) or any(image in run for image in _images(node)))
         ):
             run[node] = None
+    values = attempted(_values, next(iter(run)), run) if run else None
+    if values is None:
+        return
     copies: dict[Node, Node] = {}
     for node in run:
         for image in _images(node):
@@ -49,8 +54,7 @@ def keep_channels_last(graph: torch.fx.Graph) -> None:
                 node.replace_input_with(image, copies[image])
     for node in run:
         node.meta[STAYS] = LAYOUT
-        values = torch.fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
-        eager, node.meta["val"] = node.meta["val"], node.target(*values[0], **values[1])
+        eager, node.meta["val"] = node.meta["val"], values[node]
         outside = [user for user in node.users if user not in run]
         if outside and _is_image(node):
             first = next(one for one in graph.nodes if one in outside)
@@ -60,6 +64,24 @@ def keep_channels_last(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if is_call(node, aten.clone.default) and (node in copies.values() or node.args[0] in run):
             node.meta[STAYS] = LAYOUT
+
+
+def _values(_first: Node, run: Iterable[Node]) -> dict[Node, Any]:
+    """Return the fake values that the nodes of a run will have, before anything is changed."""
+    values: dict[Node, Any] = {}
+    for node in run:
+        images = {
+            image: image.meta["val"].clone(memory_format=torch.channels_last)
+            for image in _images(node)
+            if image not in values
+        }
+        known = images | values
+        arguments, options = torch.fx.node.map_arg(
+            (node.args, node.kwargs),
+            lambda source, known=known: known[source] if source in known else source.meta["val"],
+        )
+        values[node] = node.target(*arguments, **options)
+    return values
 
 
 def _begins(node: Node) -> bool:

@@ -197,7 +197,9 @@ def _is_in_order(tensor: torch.Tensor) -> bool:
 
 
 def _laid_out_like(result: Any, expected: Any) -> Any:
-    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided or not is_seen(result):
+    if not isinstance(result, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return result
+    if result.layout is not torch.strided or not is_seen(result):
         return result
     order = dims_by_stride(expected)
     if result.dim() < 2 or order == dims_by_stride(result):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from onnxtool.torch_backend import OrtBackend
+from onnxtool.torch_backend.lower import channels_last
 from onnxtool.torch_backend.lower.placement import FUSED
 from onnxtool.torch_backend.nodes import MANY_ELEMENTS
 from tests.torch_backend.oracle import TOLERANCE, require_same
@@ -134,6 +135,18 @@ def test_large_pictures_are_computed_as_eager_pytorch_does_with_channels_last(
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     assert all(one.is_contiguous() for one in found[0])
+
+
+def test_a_step_goes_on_in_the_layout_of_its_pictures_if_the_other_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has been changed by then."""
+
+    def _values(*_arguments: object) -> None:
+        raise RuntimeError("no such layout")
+
+    monkeypatch.setattr(channels_last, "_values", _values)
+    with pytest.warns(RuntimeWarning, match="_values failed at convolution.*no such layout"):
+        backend = require_same(pictures(), torch.rand(2, 3, 64, 64, requires_grad=True), atol=CONVOLUTION_TOLERANCE)
+    assert channels_last.LAYOUT not in str(backend.explain())
 
 
 def test_pictures_with_channels_last_keep_their_layout() -> None:
