@@ -80,22 +80,24 @@ def exact_sigmoid(node: Node) -> Node | None:
     tensor = tensor_of(x)
     if tensor is None or tensor.dtype is not torch.float32:
         return None
-    if not _is_only_returned(node) and not _divides(node, set()):
+    if not _is_only_returned(node) and not _divides(node):
         return None
     above = call(node, aten.add.Scalar, call(node, aten.exp.default, call(node, aten.neg.default, x)), 1.0)
     return call(node, aten.reciprocal.default, above)
 
 
-def _divides(node: Node, seen: set[Node]) -> bool:
+def _divides(node: Node) -> bool:
     """Return whether something divides by the node, or by a function or a part of it, or takes its logarithm."""
-    seen.add(node)
-    for user in node.users.keys() - seen:
-        if is_call(user, *_RELATIVE) or (is_call(user, *_QUOTIENTS) and user.args[1] is node):
-            return True
-        tags = user.target.tags if isinstance(user.target, torch._ops.OpOverload) else ()
-        follows = is_view(user) or torch.Tag.pointwise in tags or is_call(user, aten.cat.default, aten.clone.default)
-        if follows and _divides(user, seen):
-            return True
+    followed, waiting = {node}, [node]
+    while waiting:
+        source = waiting.pop()
+        for user in source.users.keys() - followed:
+            if is_call(user, *_RELATIVE) or (is_call(user, *_QUOTIENTS) and user.args[1] is source):
+                return True
+            tags = user.target.tags if isinstance(user.target, torch._ops.OpOverload) else ()
+            if is_view(user) or torch.Tag.pointwise in tags or is_call(user, aten.cat.default, aten.clone.default):
+                followed.add(user)
+                waiting.append(user)
     return False
 
 
