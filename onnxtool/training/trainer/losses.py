@@ -50,9 +50,16 @@ class ModelLoss:
             model: a transformers model, or one with the same conventions.
             label_smoothing: the share of the mean over all classes in the loss; 0 for the model's own loss.
             label_smoother: used instead of `LabelSmoother(label_smoothing)`.
+
+        Raises:
+            InputError: the share is not from 0 to 1, or both are given.
         """
         from transformers.trainer_pt_utils import LabelSmoother
 
+        if not 0.0 <= label_smoothing <= 1.0:
+            raise InputError(f"label_smoothing is {label_smoothing:g}", "it is a part of the loss, from 0 to 1")
+        if label_smoothing and label_smoother is not None:
+            raise InputError("label_smoothing with a label_smoother", "leave one out")
         self._takes_num_items = takes_num_items(model)
         self._shifts = predicts_next(model)
         self._smoother = label_smoother or (LabelSmoother(epsilon=label_smoothing) if label_smoothing else None)
@@ -135,44 +142,22 @@ class CriterionLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untype
         return (loss, outputs) if return_outputs else loss
 
 
-class TargetsLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyped here
-    """`function(model, inputs, targets)` of a batch `(inputs, targets)`."""
-
-    def __init__(self, function: Callable[[torch.nn.Module, Any, Any], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(
-        self,
-        model: torch.nn.Module,
-        inputs: Batch,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | None = None,
-    ) -> Loss:
-        """Return the function's loss; `num_items_in_batch` is not used.
-
-        Raises:
-            InputError: the batch is not a pair, or outputs are requested, which the function does not return.
-        """
-        if return_outputs:
-            raise InputError(
-                "compute_loss(model, inputs, targets) returns no outputs",
-                "give compute_loss the arguments (model, inputs, return_outputs, num_items_in_batch)",
-            )
-        arguments, targets = pair(inputs)
-        return self.function(model, arguments, targets)
-
-
 _OPTIONAL = ("return_outputs", "num_items_in_batch")
 
 
-class NamedLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyped here
-    """`function(model, inputs, ...)`, which gets the other arguments by name, as `transformers.Trainer` passes them."""
+class FunctionLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyped here
+    """A function with another signature: `function(model, inputs, ...)`, or `function(model, inputs, targets)`.
+
+    The first one gets the other arguments by name, as `transformers.Trainer` passes them; the second one is for batches
+    `(inputs, targets)`.
+    """
 
     def __init__(self, function: Callable[..., Loss], parameters: Mapping[str, inspect.Parameter]) -> None:
         super().__init__()
         self.function = function
-        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        kinds = [one.kind for one in parameters.values()]
+        self._takes_targets = len(kinds) == 3 and set(kinds) <= _BY_POSITION and [*parameters][2] not in _OPTIONAL
+        takes_any = inspect.Parameter.VAR_KEYWORD in kinds
         self._known = [name for name in _OPTIONAL if takes_any or name in parameters]
         self._required = [name for name in _OPTIONAL if name in parameters and parameters[name].default is _REQUIRED]
 
@@ -187,8 +172,15 @@ class NamedLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyped he
 
         Raises:
             InputError: outputs are requested, or the loss should be divided by `num_items_in_batch`, and the function
-                takes no argument of that name.
+                takes no argument of that name; or the batch is not a pair.
         """
+        if self._takes_targets and not return_outputs:
+            return self.function(model, *pair(inputs))
+        if self._takes_targets:
+            raise InputError(
+                "compute_loss(model, inputs, targets) returns no outputs",
+                "give compute_loss the arguments (model, inputs, return_outputs, num_items_in_batch)",
+            )
         named: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
         if return_outputs or "return_outputs" in self._required:  # like the Trainer, which omits it during training
             named["return_outputs"] = return_outputs
@@ -201,7 +193,7 @@ class NamedLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyped he
 
 
 _REQUIRED = inspect.Parameter.empty
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_POSITION = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
 
 def with_all_arguments(compute_loss: Callable[..., Any]) -> ComputeLoss:
@@ -219,7 +211,7 @@ def with_all_arguments(compute_loss: Callable[..., Any]) -> ComputeLoss:
     parameters = signature.parameters
     ordered = [name for name, one in parameters.items() if one.kind in _BY_POSITION]
     if len(ordered) == len(parameters) == 3 and ordered[2] not in _OPTIONAL:
-        return TargetsLoss(compute_loss)
+        return FunctionLoss(compute_loss, parameters)
     in_order = tuple(ordered[2:4]) == _OPTIONAL
     try:
         if in_order:
@@ -231,7 +223,7 @@ def with_all_arguments(compute_loss: Callable[..., Any]) -> ComputeLoss:
             f"compute_loss{signature} cannot be called: {error}",
             "it takes (model, inputs, return_outputs=False, num_items_in_batch=None) or (model, inputs, targets)",
         ) from error
-    return compute_loss if in_order else NamedLoss(compute_loss, parameters)
+    return compute_loss if in_order else FunctionLoss(compute_loss, parameters)
 
 
 def pair(batch: Batch) -> tuple[Any, Any]:

@@ -7,14 +7,14 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import TorchRuntimeError
 
 from onnxtool.errors import InputError, TrainingError
-from onnxtool.options import Option, checked
+from onnxtool.options import checked
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
 from onnxtool.training.trainer.fewer_rows import RowReport
@@ -30,7 +30,8 @@ from onnxtool.training.trainer.losses import (
     with_all_arguments,
 )
 from onnxtool.training.trainer.packed_documents import PackedDocuments
-from onnxtool.training.trainer.step_choice import PLACEMENTS, StepChoice
+from onnxtool.training.trainer.step_choice import StepChoice
+from onnxtool.training.trainer.step_options import StepOptions
 from onnxtool.training.trainer.unpadded_layers import Layout, enter, leave
 from onnxtool.training.trainer.unpadding import Unpadding
 
@@ -69,6 +70,29 @@ def _compiled_whole(overlap_exchange: bool) -> Iterator[None]:
         yield
 
 
+class _Step(NamedTuple):
+    """The arguments of a compiled step: a batch, and what the features have changed about it.
+
+    Attributes:
+        inputs: the batch, without `labels` if `labels` holds them.
+        return_outputs: whether the model's outputs are asked for.
+        num_items: the number of labels not ignored in all batches of one optimizer step.
+        rows: int64 [N], the rows that go through the output head; None for all.
+        labels: those of `rows`, which are another argument than all labels: TorchDynamo would take their sizes for
+            those.
+        layouts: the layouts of batches whose layers compute no rows of padding; none for all rows.
+        with_head: whether the output head leaves these rows out as well.
+    """
+
+    inputs: Batch
+    return_outputs: bool
+    num_items: torch.Tensor | None
+    rows: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+    layouts: tuple[Layout, ...] = ()
+    with_head: bool = False
+
+
 class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyped here
     """A model that returns its loss, computed in the same graph as its forward pass.
 
@@ -105,13 +129,8 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
         *,
         compute_loss: ComputeLoss | Callable[..., torch.Tensor] | None = None,
         label_smoothing: float = 0.0,
-        label_sparsity: bool = True,
-        unpadding: bool = True,
         options: OrtBackendOptions | OrtBackend | None = None,
-        dynamic: bool | None = None,
-        overlap_exchange: bool = False,
-        mini_batch_size: int | None = None,
-        placement: Annotated[str, Option(choices=PLACEMENTS)] = "measured",
+        **steps: Any,
     ) -> None:
         """Wrap `model`; its output head gets a hook that is active only when this module calls the model.
 
@@ -122,47 +141,23 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
             compute_loss: computes the loss, for instance `CriterionLoss(torch.nn.CrossEntropyLoss())`, a Trainer
                 method, or a function of model, inputs and targets; by default, the model's own loss.
             label_smoothing: as in transformers' `LabelSmoother`; not with a `compute_loss`, which does its own.
-            label_sparsity: whether rows whose label is ignored may be pruned before the output head, see
-                `LabelSparsity`. To check this, the first batch computes the loss a few extra times.
-            unpadding: whether the rows of padding may be left out of the layers of a transformers model, see
-                `Unpadding`. To check this, the first batch with padding computes the loss a few extra times.
             options: backend options, or a backend.
-            dynamic: as in `torch.compile`.
-            overlap_exchange: whether DistributedDataParallel around this module exchanges gradients while others are
-                computed. The step is then one graph for each of its buckets (`bucket_cap_mb`, 1 or more), not one.
-            mini_batch_size: embeds each batch in mini-batches of this many rows, in the memory of one, for a loss over
-                embeddings; the gradients are those of the whole batch. The model alone is compiled, see
-                `GradientCache`.
-            placement: `measured` runs the first 16 steps in onnxruntime and in PyTorch in turns, and the others where
-                they are faster: losses and random numbers are the same, and `explain()` has the times. This is for
-                models with a million parameters or more, on the CPU, in one process. `onnxruntime` runs all steps
-                there.
+            **steps: fields of `StepOptions`.
 
         Raises:
             InputError: label smoothing together with a `compute_loss`, asked for twice, not from 0 to 1, or by `args`
-                alone; a `mini_batch_size` below 1, or together with `overlap_exchange`.
+                alone; options of the steps that exclude each other.
             TrainingError: mini-batches of the model do not give the results of the whole batch.
         """
         super().__init__()
-        if not 0.0 <= label_smoothing <= 1.0:
-            raise InputError(f"label_smoothing is {label_smoothing:g}", "it is a part of the loss, from 0 to 1")
+        self._options = StepOptions(**steps)
         if compute_loss is not None and (label_smoothing or label_smoother is not None):
             raise InputError("label_smoothing with a compute_loss", "smooth inside compute_loss, or leave one out")
-        if label_smoothing and label_smoother is not None:
-            raise InputError("label_smoothing with a label_smoother", "leave one out")
         asked = getattr(args, "label_smoothing_factor", 0.0)
         if asked and not label_smoothing and label_smoother is None and compute_loss is None:
             raise InputError(
                 f"args has the label_smoothing_factor {asked:g}, and label_smoother is None",
                 f"pass trainer.label_smoother, or label_smoothing={asked:g}",
-            )
-        if mini_batch_size is not None and mini_batch_size < 1:
-            raise InputError(
-                f"mini_batch_size is {mini_batch_size}", "it is the number of rows of a mini-batch, from 1"
-            )
-        if mini_batch_size is not None and overlap_exchange:
-            raise InputError(
-                "overlap_exchange with mini_batch_size", "gradients are complete at the end: leave one out"
             )
         settle_loss_function(model)
         self.module = model
@@ -172,21 +167,19 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
             with_all_arguments(compute_loss) if compute_loss else ModelLoss(model, label_smoothing, label_smoother)
         )
         self.backend = options if isinstance(options, OrtBackend) else OrtBackend(options)
-        self._dynamic = dynamic
-        self._overlap_exchange = overlap_exchange
-        self.encoder = None if mini_batch_size is None else GradientCache(model, self._run, mini_batch_size)
-        self._sparsity = LabelSparsity(model, allowed=label_sparsity and self.encoder is None)
+        size = self._options.mini_batch_size
+        self.encoder = None if size is None else GradientCache(model, self._run, size)
+        self._sparsity = LabelSparsity(model, allowed=self._options.label_sparsity and self.encoder is None)
         self._selection = self._sparsity.selection
-        self._unpadding = Unpadding(model, allowed=unpadding and self.encoder is None)
+        self._unpadding = Unpadding(model, allowed=self._options.unpadding and self.encoder is None)
         self._packing = PackedDocuments(model)
-        self._placement = placement
         self._choice = self._new_choice()
 
     def _new_choice(self) -> StepChoice:
         """Return what decides where steps run; in onnxruntime, if PyTorch's steps are not the same or not wanted."""
         options = self.backend.options
         are_equal = self.encoder is None and options.dropout == "eager" and not options.assert_close_to_baseline
-        return StepChoice.of(self._placement if are_equal else "onnxruntime", self.module)
+        return StepChoice.of(self._options.placement if are_equal else "onnxruntime", self.module)
 
     def leave_loss_in_pytorch(self) -> None:
         """Compile the model alone, for a loss that calls the model again during its backward pass."""
@@ -266,32 +259,33 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
             self.__dict__["_compiled"] = torch.compile(
                 self._plain,
                 backend=self.backend,
-                dynamic=self._dynamic,
+                dynamic=self._options.dynamic,
                 isolate_recompiles=True,  # graphs are counted per module, see `_compiled_whole`
             )
         if self.encoder is not None:
             return self._in_onnxruntime(
                 self._loss_of_embeddings, self.encoder, inputs, return_outputs, num_items_in_batch
             )
-        whole = inputs
-        inputs, rows = self._sparsity.prune(self.compute_loss, whole, return_outputs, num_items_in_batch)
-        layouts, with_head = self._unpadding.layouts(
-            self.compute_loss, whole, return_outputs, num_items_in_batch, rows is not None
-        )
-        step = self._choice.begin(inputs, len(self.backend.graphs)) if self.training else None
-        # Labels of fewer rows are another argument: TorchDynamo would take their sizes for those of all labels.
-        labels = None if rows is None else inputs.pop("labels")
-        arguments = inputs, return_outputs, num_items_in_batch, rows, labels, layouts, with_head
+        step = self._prepared(_Step(inputs, return_outputs, num_items_in_batch))
+        timed = self._choice.begin((step.inputs, step.labels), len(self.backend.graphs)) if self.training else None
         if self.training and not self._choice.in_onnxruntime:
-            result = self._loss(*arguments)
+            result = self._loss(step)
         else:
-            result = self._in_onnxruntime(self._run, *arguments)
+            result = self._in_onnxruntime(self._run, step)
         self._unpadding.count_batch()
-        if step is not None:
+        if timed is not None:
             loss = result[0] if return_outputs else result
             if isinstance(loss, torch.Tensor) and loss.requires_grad:  # outputs for a loss outside are not timed
-                self._choice.forward_ended(step, loss, lambda: len(self.backend.graphs))
+                self._choice.forward_ended(timed, loss, lambda: len(self.backend.graphs))
         return result
+
+    def _prepared(self, step: _Step) -> _Step:
+        """Leave out the rows that neither loss nor gradients depend on."""
+        rest = step.return_outputs, step.num_items
+        inputs, rows = self._sparsity.prune(self.compute_loss, step.inputs, *rest)
+        layouts, with_head = self._unpadding.layouts(self.compute_loss, step.inputs, *rest, rows is not None)
+        labels = None if rows is None else inputs.pop("labels")
+        return step._replace(inputs=inputs, rows=rows, labels=labels, layouts=layouts, with_head=with_head)
 
     def _in_onnxruntime(self, run: Callable[..., Loss], *arguments: Any) -> Loss:
         """Run a step, and warn if no session of onnxruntime ran in it."""
@@ -304,7 +298,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
         return result
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        with _compiled_whole(self._overlap_exchange):
+        with _compiled_whole(self._options.overlap_exchange):
             try:
                 return self._compiled(*args, **kwargs)
             except TorchRuntimeError:  # the model cannot take these inputs: let PyTorch say why
@@ -336,22 +330,12 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
             return "; ".join(sorted(failures))
         return "explain() lists the operators that stay there, and TORCH_LOGS=graph_breaks,recompiles the graphs"
 
-    def _loss(
-        self,
-        inputs: Batch,
-        return_outputs: bool,
-        num_items: torch.Tensor | None,
-        rows: torch.Tensor | None,
-        labels: torch.Tensor | None,
-        layouts: tuple[Layout, ...],
-        with_head: bool,
-    ) -> Loss:
-        if labels is not None:
-            inputs = {**inputs, "labels": labels}
-        self._selection.rows = rows
-        enter(self._unpadding.regions, layouts, with_head)
+    def _loss(self, step: _Step) -> Loss:
+        inputs = step.inputs if step.labels is None else {**step.inputs, "labels": step.labels}
+        self._selection.rows = step.rows
+        enter(self._unpadding.regions, step.layouts, step.with_head)
         try:
-            return self.compute_loss(self.module, inputs, return_outputs, num_items)
+            return self.compute_loss(self.module, inputs, step.return_outputs, step.num_items)
         finally:
             self._selection.rows = None
             leave(self._unpadding.regions)

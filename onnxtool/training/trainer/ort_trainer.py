@@ -7,22 +7,22 @@ method and may change between releases.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
 from onnxtool.errors import TrainingError
-from onnxtool.options import Option, checked
+from onnxtool.options import checked, field_hints
 from onnxtool.torch_backend import Explanation, OrtBackend, OrtBackendOptions
 from onnxtool.training.trainer.losses import with_all_arguments
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
-from onnxtool.training.trainer.step_choice import PLACEMENTS
+from onnxtool.training.trainer.step_options import StepOptions
 
 _logger = logging.getLogger(__name__)
 
@@ -51,12 +51,6 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         self,
         *args: Any,
         ort_options: OrtBackendOptions | OrtBackend | None = None,
-        label_sparsity: bool = True,
-        unpadding: bool = True,
-        dynamic: bool | None = None,
-        overlap_exchange: bool = False,
-        mini_batch_size: int | None = None,
-        placement: Annotated[str, Option(choices=PLACEMENTS)] = "measured",
         **kwargs: Any,
     ) -> None:
         """Create a Trainer from its own arguments and compilation options.
@@ -64,31 +58,17 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         Args:
             *args: Trainer arguments.
             ort_options: backend options, or a backend.
-            label_sparsity: whether rows whose label is ignored may be pruned before the output head.
-            unpadding: whether the rows of padding may be left out of the model's layers.
-            dynamic: as in `torch.compile`: True if batch sizes differ from the start.
-            overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
-            mini_batch_size: embeds each batch in mini-batches of this size, in the memory of one, see `ModuleWithLoss`.
-            placement: where steps run: `measured` or `onnxruntime`, see `ModuleWithLoss`.
-            **kwargs: arguments of the Trainer.
+            **kwargs: arguments of the Trainer, and fields of `StepOptions`.
 
         Raises:
             TrainingError: the model or the arguments rule out a compilation.
         """
+        steps = {name: kwargs.pop(name) for name in field_hints(StepOptions) if name in kwargs}
+        self._step_options = StepOptions(**steps)
         super().__init__(*args, **kwargs)
         check_distribution(self)
         self.ort_backend = ort_options if isinstance(ort_options, OrtBackend) else OrtBackend(ort_options)
         self.model_with_loss: ModuleWithLoss | None = None
-        self._make_module = functools.partial(
-            create_model_with_loss,
-            self,
-            label_sparsity=label_sparsity,
-            unpadding=unpadding,
-            dynamic=dynamic,
-            overlap_exchange=overlap_exchange,
-            mini_batch_size=mini_batch_size,
-            placement=placement,
-        )
         self._was_explained = False
         self._numbers: ChangingNumbers | None = None
         self._whole_texts = WholeTexts(self.model)
@@ -98,7 +78,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
 
     def create_model_with_loss(self) -> ModuleWithLoss:
         """Return a new module that computes this Trainer's loss for `self.model` in onnxruntime."""
-        return self._make_module(options=self.ort_backend)
+        return create_model_with_loss(self, options=self.ort_backend, **vars(self._step_options))
 
     def explain(self) -> Explanation:
         """Describe all graphs so far: what runs in onnxruntime and what stays in PyTorch."""
@@ -175,46 +155,35 @@ def create_model_with_loss(
     trainer: Trainer,
     *,
     options: OrtBackendOptions | OrtBackend | None = None,
-    label_sparsity: bool = True,
-    unpadding: bool = True,
-    dynamic: bool | None = None,
-    overlap_exchange: bool = False,
-    mini_batch_size: int | None = None,
-    placement: Annotated[str, Option(choices=PLACEMENTS)] = "measured",
+    **steps: Any,
 ) -> ModuleWithLoss:
     """Return a module that computes a Trainer's loss for its model in onnxruntime.
 
     Args:
         trainer: any Trainer; its `compute_loss` is compiled, label smoothing included.
         options: backend options, or a backend.
-        label_sparsity: whether rows whose label is ignored may be pruned before the output head.
-        unpadding: whether the rows of padding may be left out of the model's layers.
-        dynamic: as in `torch.compile`.
-        overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
-        mini_batch_size: embeds each batch in mini-batches of this size, in the memory of one, see `ModuleWithLoss`.
-        placement: where steps run: `measured` or `onnxruntime`, see `ModuleWithLoss`.
+        **steps: fields of `StepOptions`.
 
     Raises:
         TrainingError: the loss caches gradients itself, and does not do so here.
     """
+    chosen = StepOptions(**steps)
     parts = _modules_of(getattr(trainer, "loss", None))
-    caching = next((type(part).__name__ for part in parts if _caches_gradients(part)), None)
+    # The Cached losses of sentence-transformers call the model again in their backward pass.
+    caching = next((type(part).__name__ for part in parts if getattr(part, "uses_gradient_cache", False)), None)
     if caching is not None:
         without = "leave mini_batch_size out"
-        if mini_batch_size is None:
+        if chosen.mini_batch_size is None:
             without = "use the loss without Cached in its name, with the mini_batch_size of OrtTrainer"
-        if mini_batch_size is not None or trainer.args.world_size > 1 or not isinstance(trainer, OrtTrainer):
+        if chosen.mini_batch_size is not None or trainer.args.world_size > 1 or not isinstance(trainer, OrtTrainer):
             raise TrainingError(f"{caching} splits batches itself, in one process and inside of an OrtTrainer", without)
+    if _counts_calls(trainer):
+        chosen = replace(chosen, label_sparsity=False, unpadding=False)
     module = ModuleWithLoss(
         trainer.model,
         compute_loss=trainer.eager_loss if isinstance(trainer, OrtTrainer) else trainer.compute_loss,
-        label_sparsity=label_sparsity and not _counts_calls(trainer),
-        unpadding=unpadding and not _counts_calls(trainer),
         options=options,
-        dynamic=dynamic,
-        overlap_exchange=overlap_exchange,
-        mini_batch_size=mini_batch_size,
-        placement=placement,
+        **vars(chosen),
     )
     if caching is not None:
         module.leave_loss_in_pytorch()
@@ -225,11 +194,6 @@ def _modules_of(loss: object) -> list[torch.nn.Module]:
     """Return all modules of a loss, or of losses by name; sentence-transformers' losses contain the model."""
     parts: Iterable[Any] = loss.values() if isinstance(loss, Mapping) else (loss,)
     return [module for part in parts if isinstance(part, torch.nn.Module) for module in part.modules()]
-
-
-def _caches_gradients(loss: torch.nn.Module) -> bool:
-    """Whether a loss calls the model again in its backward pass: sentence-transformers' Cached losses."""
-    return bool(getattr(loss, "uses_gradient_cache", False))
 
 
 def _counts_calls(trainer: Trainer) -> bool:
