@@ -9,7 +9,7 @@ import math
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,7 +47,6 @@ from onnxtool.runtime.signature import (
     names_are_exchanged,
     num_positions,
     tables,
-    with_operands,
 )
 
 LONGEST_CASE = 1024  # with a longer window, a check would cost more than the work that it checks
@@ -58,7 +57,6 @@ _PICTURES = ((1, 64, 64), (2, 96, 160), (1, 224, 224), (3, 37, 53), (1, 48, 320)
 _PIXELS = ("uint8", *FLOATS)
 _MOST_ALIKE = 3  # cases with the same shapes and masks: other values reveal what a single case hides
 _MOST_BYTES = 1 << 30  # of the inputs of one run, generated ones as float64
-_NUM_ELEMENTS = 3  # of a sequence
 _FEWEST_ROWS = 2
 _BATCH_AXIS = "batch_size"
 _BATCH = re.compile(r"batch|^(n|b|bs|bsz)$", re.IGNORECASE)
@@ -205,7 +203,7 @@ class _Maker:
                 feeds[info.name] = shape.mask.astype(info.dtype)
         if self.is_exchanged:
             feeds[MASK], feeds[TOKEN_TYPES] = feeds[TOKEN_TYPES], feeds[MASK]
-        return shape, with_operands(feeds, self._uses, self._model.structure.outputs)
+        return shape, feeds
 
     @property
     def _holds_samples(self) -> bool:
@@ -411,7 +409,6 @@ def random_feeds(
     Raises:
         InputError: an input has a dtype or shape that cannot be generated.
     """
-    inputs = [part for info in inputs for part in _parts(info)]
     if (num_bytes := _num_bytes(inputs, shape)) > _MOST_BYTES:
         raise InputError(
             f"random inputs of {shape.batch_size} x {shape.sequence_length} would take {num_bytes:,} bytes, and at "
@@ -426,29 +423,11 @@ def random_feeds(
 
 
 def _num_bytes(inputs: Iterable[TensorInfo], shape: FeedShape) -> int:
-    return sum(8 * math.prod(_dims(part, shape)) for info in inputs for part in _parts(info))
+    return sum(8 * math.prod(_dims(info, shape)) for info in inputs)
 
 
 def _dims(info: TensorInfo, shape: FeedShape) -> tuple[int, ...]:
     return tuple(_size(dimension, axis, shape) for axis, dimension in enumerate(info.shape))
-
-
-def _parts(info: TensorInfo) -> Iterator[TensorInfo]:
-    """Yield the arrays that an input consists of; see `runtime.nesting`."""
-    if not is_nested(info):
-        yield info
-        return
-    kind, _, element = info.dtype.partition("(")
-    element = element.removesuffix(")")
-    if kind == "optional":
-        yield from _parts(info._replace(dtype=element))
-    elif kind == "sequence":
-        for number in range(_NUM_ELEMENTS):
-            yield from _parts(info._replace(name=f"{info.name}[{number}]", dtype=element))
-    else:
-        keys, _, values = element.partition(", ")
-        yield TensorInfo(f"{info.name}.keys", keys, (_NUM_ELEMENTS,))
-        yield TensorInfo(f"{info.name}.values", values, (_NUM_ELEMENTS,))
 
 
 def _mask(info: TensorInfo, dims: Sequence[int], shape: FeedShape) -> NDArray[np.bool_]:

@@ -28,7 +28,7 @@ from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.signature import FLOATS, INTEGERS, is_mask
 
 IDS, MASK, NORMAL, GIVEN = "ids", "mask", "normal", "given"
-_WORDS, _KEYS = "words", "keys"  # of texts, and of maps, which have unique ones; never stamped
+_WORDS = "words"  # of texts; never stamped
 # Allowed dtypes for each kind of input.
 _DTYPES = {IDS: INTEGERS, MASK: (*INTEGERS, "bool", *FLOATS), NORMAL: FLOATS, GIVEN: INTEGERS}
 # Exclusive upper bounds of integers that are not ids, such as image pixels; those of int8 wrap around.
@@ -72,14 +72,14 @@ class Recipe:
         if is_mask(info) and info.dtype in {*_DTYPES[MASK], *_BELOW}:
             return cls(MASK)
         if info.dtype in INTEGERS:
-            return cls(_KEYS) if info.name.endswith(".keys") else cls(IDS, below)
+            return cls(IDS, below)
         if info.dtype in _BELOW:
             return cls(IDS, _BELOW[info.dtype])
         if info.dtype in (*FLOATS, "string"):
             return cls(_WORDS if info.dtype == "string" else NORMAL)
         raise InputError(
             f"cannot generate values for the input {info.name} of dtype {info.dtype}",
-            "onnxruntime takes no arrays of it: pass --no_verify, and compare the result by hand",
+            "pass arrays of your own with --sample_inputs; or --no_verify, and compare the result by hand",
         )
 
     @property
@@ -107,8 +107,6 @@ class Recipe:
             return np.asarray(generator.standard_normal(dims))
         if self.kind == MASK:
             return np.ones(dims) if content is None else content
-        if self.kind == _KEYS:
-            return np.arange(math.prod(dims)).reshape(dims)
         if self.kind == _WORDS:
             words = np.arange(math.prod(dims)) + int(generator.integers(len(_TEXTS)))
             return np.asarray(_TEXTS[words.reshape(dims) % len(_TEXTS)])

@@ -174,7 +174,6 @@ def test_sequences_and_maps_are_run_and_compared(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["y[0]"], feeds["s[1]"])
     other = session.run(feeds | {"s[2]": np.ones(3, np.float32)})
     assert measure(other["y.length"], found["y.length"], None).max_abs_error == float("inf")
-    assert accepted_cases(session.model)
 
 
 def test_texts_that_come_out_are_the_same_or_not() -> None:
