@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import flatbuffers
+import flatbuffers.table
 import numpy as np
 import onnx_ir as ir
+from flatbuffers import number_types as types
 from numpy.typing import NDArray
 
 from onnxtool.errors import CheckpointError
@@ -49,85 +51,53 @@ def from_odtc(path: Path) -> Checkpoint:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}", "check the path") from error
     try:
         return _read(data, path)
-    except (_DamageError, struct.error, UnicodeDecodeError) as error:
+    except (_DamageError, struct.error, TypeError, ValueError) as error:  # of flatbuffers and NumPy, for wild offsets
         raise CheckpointError(
             f"the checkpoint {path} is truncated or damaged: {error}", "copy it again, or make the artifacts again"
         ) from error
 
 
-class _Table:
-    """A flatbuffers table: fields by their number in the schema; absent fields have their default."""
+class _Table(flatbuffers.table.Table):  # type: ignore[misc]  # flatbuffers has no types
+    """A table of which fields are read by their number in the schema; absent ones have a default."""
 
-    def __init__(self, data: bytes, position: int) -> None:
-        self._data = data
-        self._position = position
-        self._vtable = position - self._number("<i", position)
-        self._vtable_bytes = self._number("<H", self._vtable)
-
-    def number(self, field: int, form: str, default: float) -> int | float:
-        """Return the number in a field; `form` is its `struct` format."""
-        place = self._place(field)
-        return default if place is None else self._number(form, place)
-
-    def integer(self, field: int, form: str, default: int) -> int:
-        """Return the integer in a field."""
-        return int(self.number(field, form, default))
+    def number(self, field: int, kind: Any, default: float = 0) -> Any:
+        """Return the number in a field; `kind` describes its type in `flatbuffers.number_types`."""
+        return self.GetSlot(_slot(field), default, kind)
 
     def text(self, field: int) -> str:
         """Return a string; empty if absent."""
-        content = self.content(field, 1)
-        if len(content) > MAX_NAME_BYTES:
-            raise _DamageError(f"a name of {len(content)} bytes")
-        return bytes(content).decode()
+        content = self.content(field)
+        if content.nbytes > MAX_NAME_BYTES:
+            raise _DamageError(f"a name of {content.nbytes} bytes")
+        return content.tobytes().decode()
 
-    def content(self, field: int, item_bytes: int) -> memoryview:
-        """Return the bytes of a numeric vector."""
-        place = self._place(field)
-        if place is None:
-            return memoryview(b"")
-        start = self._follow(place)
-        count = self._number("<I", start)
-        end = start + 4 + count * item_bytes
-        if end > len(self._data):
-            raise _DamageError(f"a vector ends at byte {end} of {len(self._data)}")
-        return memoryview(self._data)[start + 4 : end]
+    def content(self, field: int, kind: Any = types.Uint8Flags) -> NDArray[Any]:
+        """Return a numeric vector; empty if absent. It raises if the vector ends outside the file."""
+        place = self.Offset(_slot(field))
+        found: NDArray[Any] = self.GetVectorAsNumpy(kind, place) if place else np.empty(0, np.uint8)
+        return found
 
     def table(self, field: int) -> _Table | None:
         """Return a nested table."""
-        place = self._place(field)
-        return None if place is None else _Table(self._data, self._follow(place))
+        place = self.Offset(_slot(field))
+        return _Table(self.Bytes, self.Indirect(self.Pos + place)) if place else None
 
     def tables(self, field: int) -> Iterator[_Table]:
         """Yield the tables in a vector."""
-        place = self._place(field)
-        if place is None:
-            return
-        count = len(self.content(field, 4)) // 4
-        start = self._follow(place) + 4
-        for index in range(count):
-            yield _Table(self._data, self._follow(start + 4 * index))
+        place = self.Offset(_slot(field))
+        for index in range(len(self.content(field, types.Uint32Flags))):
+            yield _Table(self.Bytes, self.Indirect(self.Vector(place) + 4 * index))
 
-    def _place(self, field: int) -> int | None:
-        slot = 4 + 2 * field
-        if slot + 2 > self._vtable_bytes:
-            return None
-        offset = self._number("<H", self._vtable + slot)
-        return self._position + offset if offset else None
 
-    def _follow(self, place: int) -> int:
-        return place + int(self._number("<I", place))
-
-    def _number(self, form: str, place: int) -> Any:
-        if place < 0 or place + struct.calcsize(form) > len(self._data):
-            raise _DamageError(f"an offset to byte {place} of {len(self._data)}")
-        return struct.unpack_from(form, self._data, place)[0]
+def _slot(field: int) -> int:
+    return 4 + 2 * field
 
 
 def _read(data: bytes, path: Path) -> Checkpoint:
     if len(data) < 8 or data[4:8] != IDENTIFIER:
         raise _DamageError("it does not begin with the identifier of one")
     root = _Table(data, struct.unpack_from("<I", data)[0])
-    version = root.integer(0, "<i", 0)
+    version = root.number(0, types.Int32Flags)
     if version not in VERSIONS:
         raise CheckpointError(
             f"the checkpoint {path} is of version {version}, and versions {VERSIONS} are known",
@@ -135,8 +105,8 @@ def _read(data: bytes, path: Path) -> Checkpoint:
         )
     checkpoint = Checkpoint()
     if (module := root.table(1)) is not None:
-        checkpoint.is_nominal = bool(module.integer(2, "<B", 0))
-        outside = _data_file(path) if module.integer(3, "<B", 0) else None
+        checkpoint.is_nominal = module.number(2, types.BoolFlags)
+        outside = _data_file(path) if module.number(3, types.BoolFlags) else None
         checkpoint.trainable = dict(_read_tensor(table, checkpoint.is_nominal, outside) for table in module.tables(0))
         checkpoint.frozen = dict(_read_tensor(table, checkpoint.is_nominal, outside) for table in module.tables(1))
     for group in root.tables(2):
@@ -161,8 +131,8 @@ def _data_file(path: Path) -> NDArray[np.uint8]:
 
 def _read_group(group: _Table, checkpoint: Checkpoint) -> None:
     """Read an optimizer group; onnxruntime-training has one, `group0`."""
-    checkpoint.step = group.integer(1, "<q", 0)
-    checkpoint.learning_rate = float(group.number(2, "<f", 0.0))
+    checkpoint.step = group.number(1, types.Int64Flags)
+    checkpoint.learning_rate = group.number(2, types.Float32Flags)
     for state in group.tables(3):
         parameter = state.text(0)
         for table in state.tables(1):
@@ -171,8 +141,8 @@ def _read_group(group: _Table, checkpoint: Checkpoint) -> None:
 
 
 def _read_properties(bag: _Table) -> dict[str, Property]:
-    found: dict[str, Property] = {table.text(0): table.integer(1, "<q", 0) for table in bag.tables(0)}
-    found |= {table.text(0): float(table.number(1, "<f", 0.0)) for table in bag.tables(1)}
+    found: dict[str, Property] = {table.text(0): table.number(1, types.Int64Flags) for table in bag.tables(0)}
+    found |= {table.text(0): table.number(1, types.Float32Flags) for table in bag.tables(1)}
     return found | {table.text(0): table.text(1) for table in bag.tables(2)}
 
 
@@ -184,16 +154,16 @@ def _read_tensor(
     `outside` holds the bytes of the data file, if there is one.
     """
     name = table.text(0)
-    dims = np.frombuffer(table.content(2, 8), "<i8").tolist()
-    number = table.integer(3, "<i", 0)
+    dims = table.content(2, types.Int64Flags).tolist()
+    number = table.number(3, types.Int32Flags)
     dtype = np.dtype(np.float32) if nominal and not number else _dtype(number, name)
     if len(dims) > MAX_RANK or any(size < 0 for size in dims):
         raise _DamageError(f"{name} has the shape {dims[:8]}")
-    content = table.content(4, 1)
+    content = table.content(4)
     if nominal and not len(content):
         return name, np.broadcast_to(np.zeros((), dtype), dims if prod(dims) < _MAX_ELEMENTS else ())
     count = prod(dims)
-    place = table.integer(6, "<q", -1)
+    place = table.number(6, types.Int64Flags, -1)
     if outside is not None and place >= 0:
         end = place + count * dtype.itemsize
         if end > len(outside):
