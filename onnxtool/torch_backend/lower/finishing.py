@@ -11,15 +11,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
-from numpy.typing import NDArray
 from onnxruntime.capi import _pybind_state as binding
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.errors import CompilationError
-from onnxtool.graph.edit import attribute, constant, producer
+from onnxtool.graph.edit import attribute, constant, producer, replace
 from onnxtool.graph.exact_rules import exact_optimizer
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.patterns import match_normalized, match_rotation, scaled
+from onnxtool.graph.writer import Writer, scoped
 from onnxtool.model_file.domains import default_opset
 from onnxtool.torch_backend.lower.optional import attempted
 from onnxtool.torch_backend.lower.torch_onnx import quiet
@@ -107,16 +107,12 @@ def multiply_columns(graph: ir.Graph, node: ir.Node) -> None:
         return
     if matrix.shape is not None and matrix.shape.rank() == 1:
         return
-    output = node.outputs[0]
-    axis = _constant_node(np.array([-1], np.int64), f"{output.name}_last_axis", f"{node.name}_axis")
-    column = ir.Node("", "Unsqueeze", [vector, axis.outputs[0]], name=f"{node.name}_column")
-    product = ir.Node("", "MatMul", [matrix, column.outputs[0]], name=f"{node.name}_product")
-    row = ir.Node("", "Squeeze", [product.outputs[0], axis.outputs[0]], name=f"{node.name}_row")
-    for made, part in ((column, "column"), (product, "product"), (row, "row")):
-        made.outputs[0].name = f"{output.name}_{part}"
-        made.outputs[0].type = vector.type
-    row.outputs[0].shape = output.shape
-    ir.convenience.replace_nodes_and_values(graph, node, [node], [axis, column, product, row], [output], row.outputs)
+    write = Writer(node, naming=scoped(str(node.name)))
+    axis = write.constant(np.array([-1], np.int64), f"{node.name}/last_axis")
+    product = write.op("MatMul", matrix, write.op("Unsqueeze", vector, axis))
+    product.type = vector.type
+    replace(node.outputs[0], write.node("Squeeze", [product, axis], like=node.outputs[0]))
+    graph.remove(node, safe=True)
 
 
 def limit_by_infinity(graph: ir.Graph, node: ir.Node) -> None:
@@ -126,11 +122,9 @@ def limit_by_infinity(graph: ir.Graph, node: ir.Node) -> None:
         return
     for position, infinity in ((1, -np.inf), (2, np.inf)):
         if limits[position - 1] is None:
-            name = f"{node.outputs[0].name}_limit_{position}"
-            made = _constant_node(np.array(infinity, x.dtype.numpy()), name, f"{node.name}_limit_{position}")
-            graph.insert_before(node, made)
+            limit = Writer(graph).constant(np.array(infinity, x.dtype.numpy()), f"{node.name}/limit_{position}")
             node.resize_inputs(max(len(node.inputs), position + 1))
-            node.replace_input_with(position, made.outputs[0])
+            node.replace_input_with(position, limit)
 
 
 def pool_specials(graph: ir.Graph, node: ir.Node) -> None:
@@ -142,45 +136,28 @@ def pool_specials(graph: ir.Graph, node: ir.Node) -> None:
     x, pooled, dtype = node.inputs[0], node.outputs[0], node.inputs[0].dtype if node.inputs[0] else None
     if x is None or dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or len(node.outputs) > 1:
         return
-    uses, name = list(pooled.uses()), f"{node.name}_specials"
+    uses, name = list(pooled.uses()), f"{node.name}/specials"
+    usual, rare, write = (Writer(naming=scoped(f"{name}{part}")) for part in ("/usual", "/rare", ""))
 
-    def made(op_type: str, *inputs: ir.Value | None, **attributes: int) -> ir.Node:
-        names.append(f"{name}_{len(names)}")
-        made_node = ir.node(op_type, list(inputs), attributes or None, name=names[-1])
-        made_node.outputs[0].name = names[-1].replace(":", "_")
-        return made_node
+    def windows(found: ir.Value) -> ir.Value:
+        """Return the windows that contain a found value, as booleans."""
+        most = rare.node("MaxPool", [rare.op("Cast", found, to=dtype.value)], node.attributes)
+        return rare.op("Cast", most, to=ir.DataType.BOOL.value)
 
-    def number(value: float) -> ir.Node:
-        names.append(f"{name}_{len(names)}")
-        return _constant_node(np.array(value, dtype.numpy()), names[-1].replace(":", "_"), names[-1])
-
-    def windows(found: ir.Node) -> list[ir.Node]:
-        """Return nodes that mark the windows that contain a found value."""
-        ones = made("Cast", found.outputs[0], to=dtype.value)
-        most = made("MaxPool", ones.outputs[0])
-        most.attributes.update(node.attributes)
-        return [found, ones, most, made("Cast", most.outputs[0], to=ir.DataType.BOOL.value)]
-
-    names: list[str] = []
-    nan, lowest = number(np.nan), number(-np.inf)
-    with_nan = windows(made("IsNaN", x))
-    with_number = windows(made("Greater", x, lowest.outputs[0]))
-    numbers = made("Where", with_number[-1].outputs[0], pooled, lowest.outputs[0])
-    result = made("Where", with_nan[-1].outputs[0], nan.outputs[0], numbers.outputs[0])
-    rare = [nan, lowest, *with_nan, *with_number, numbers, result]
-    usual = made("Identity", pooled)
-    total = made("ReduceSum", x, keepdims=0)
-    difference = made("Sub", total.outputs[0], total.outputs[0])
-    is_not = made("IsNaN", difference.outputs[0])
-    is_finite = made("Not", is_not.outputs[0])
-    choice = made("If", is_finite.outputs[0])
-    for branch, nodes in (("then_branch", [usual]), ("else_branch", rare)):
-        body = ir.Graph([], [nodes[-1].outputs[0]], nodes=nodes, name=f"{name}_{branch}")
-        choice.attributes[branch] = ir.AttrGraph(branch, body)
-    graph.insert_after(node, [total, difference, is_not, is_finite, choice])
-    chosen = choice.outputs[0]
-    chosen.type, chosen.shape = pooled.type, pooled.shape
-    for value in (usual.outputs[0], result.outputs[0]):
+    nan, lowest = (rare.constant(np.array(number, dtype.numpy()), f"{name}/{number}") for number in (np.nan, -np.inf))
+    numbers = rare.op("Where", windows(rare.op("Greater", x, lowest)), pooled, lowest)
+    results = usual.op("Identity", pooled), rare.op("Where", windows(rare.op("IsNaN", x)), nan, numbers)
+    total = write.op("ReduceSum", x, keepdims=0)
+    is_finite = write.op("Not", write.op("IsNaN", write.op("Sub", total, total)))
+    branches = {
+        branch: ir.Graph(
+            [], [result], nodes=part.nodes, initializers=tuple(part.initializers.values()), name=f"{name}/{branch}"
+        )
+        for branch, part, result in zip(("then_branch", "else_branch"), (usual, rare), results, strict=True)
+    }
+    (chosen,) = write.add(ir.node("If", [is_finite], branches))
+    graph.insert_after(node, write.nodes)
+    for value in (chosen, *results):
         value.type, value.shape = pooled.type, pooled.shape
     for user, position in uses:
         user.replace_input_with(position, chosen)
@@ -206,15 +183,8 @@ def count_axes_from_the_front(graph: ir.Graph, node: ir.Node) -> None:
     constant = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1:] and node.inputs[1] else None
     if constant is None or (axes := constant.numpy()).size == 0 or axes.min() >= 0:
         return
-    made = _constant_node(np.where(axes < 0, axes + rank, axes), f"{node.outputs[0].name}_axes", f"{node.name}_axes")
-    graph.insert_before(node, made)
-    node.replace_input_with(1, made.outputs[0])
-
-
-def _constant_node(array: NDArray[Any], name: str, node_name: str) -> ir.Node:
-    tensor = ir.tensor(array)
-    value = ir.Value(name=name, const_value=tensor)
-    return ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], outputs=[value], name=node_name)
+    positive = Writer(graph).constant(np.where(axes < 0, axes + rank, axes), f"{node.name}/axes")
+    node.replace_input_with(1, positive)
 
 
 ONNX_CORRECTIONS: dict[str, Correction] = {
@@ -290,7 +260,10 @@ def _fuse_rotation(node: ir.Node, graph: ir.Graph, tables: dict[ir.Value, tuple[
     if angles is None or angles is not _angles(rotation.sine, "Sin"):
         return
     if angles not in tables:
-        tables[angles] = _tables(graph, angles)
+        write = Writer(node, naming=scoped(f"{node.name}:table"))
+        first = write.constant(np.zeros(1, np.int64), f"{angles.name}/first")
+        flat = write.op("Squeeze", angles, first)  # [S, D/2], for all positions
+        tables[angles] = first, write.op("Cos", flat), write.op("Sin", flat)
     fused = ir.Node(MICROSOFT, "RotaryEmbedding", [rotation.value, *tables[angles]], name=f"{node.name}:rotation")
     ir.convenience.replace_nodes_and_values(graph, node, [], [fused], node.outputs, fused.outputs)
 
@@ -307,25 +280,6 @@ def _angles(value: ir.Value | None, function: str) -> ir.Value | None:
         return None
     is_last = attribute(twice, "axis") in (-1, 2) and axes is not None and axes.ravel().tolist() == [1]
     return half if is_last and half.shape.rank() == 3 and half.shape[0] == 1 else None
-
-
-def _tables(graph: ir.Graph, angles: ir.Value) -> tuple[ir.Value, ...]:
-    """Insert the first position, and the cosines and sines for all positions, [S, D/2], after the angles."""
-    name = f"{angles.name}_table"
-    first = ir.node("Constant", [], {"value": ir.tensor(np.zeros(1, np.int64), name=f"{name}_first")})
-    axis = ir.node("Constant", [], {"value": ir.tensor(np.zeros(1, np.int64), name=f"{name}_axis")})
-    flat = ir.node("Squeeze", [angles, axis.outputs[0]])
-    cosine, sine = (ir.node(function, [flat.outputs[0]]) for function in ("Cos", "Sin"))
-    nodes = [first, axis, flat, cosine, sine]
-    for index, node in enumerate(nodes):
-        node.name = f"{name}:{node.op_type}_{index}"
-        node.outputs[0].name = f"{name}_{node.op_type}_{index}"
-    producing = angles.producer()
-    if producing is not None:
-        graph.insert_after(producing, nodes)
-    else:
-        graph.insert_before(graph[0], nodes)
-    return first.outputs[0], cosine.outputs[0], sine.outputs[0]
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -29,6 +30,7 @@ from torch.utils import _pytree as pytree
 
 from onnxtool.errors import first_line
 from onnxtool.graph.edit import producer
+from onnxtool.graph.writer import Writer
 from onnxtool.model_file.domains import default_opset
 from onnxtool.torch_backend.cache import Cache, versions
 from onnxtool.torch_backend.lower.decisions import DECISIONS, decision, small_only
@@ -292,17 +294,10 @@ def _without_negative(graph: ir.Graph, node: ir.Node) -> None:
     index = node.inputs[1]
     if index is None:
         return
+    write = Writer(node, naming=lambda made, _number: made.meta.update(node=node.meta["node"]))
     dtype = index.dtype or ir.DataType.INT64  # unknown for Casts that torch.onnx inserts
-    zero, outside = (ir.node("Constant", [], {"value": ir.tensor(n, dtype=dtype)}) for n in (0, 2**31 - 1))
-    is_negative = ir.node("Less", [index, zero.outputs[0]])
-    chosen = ir.node("Where", [is_negative.outputs[0], outside.outputs[0], index])
-    made = (zero, outside, is_negative, chosen)
-    for place, one in enumerate(made):
-        one.meta["node"] = node.meta["node"]
-        one.outputs[0].name = f"{node.outputs[0].name}_index_{place}"
-    chosen.outputs[0].shape, chosen.outputs[0].type = index.shape, index.type
-    graph.insert_before(node, made)
-    node.replace_input_with(1, chosen.outputs[0])
+    zero, outside = (write.constant(np.array(n, dtype.numpy()), f"index_{n}") for n in (0, 2**31 - 1))
+    node.replace_input_with(1, write.node("Where", [write.op("Less", index, zero), outside, index], like=index))
 
 
 def _node_name(error: Exception, graph: torch.fx.Graph) -> str:
