@@ -172,6 +172,22 @@ class Builder:
         chosen = [self.constant(one, dtypes[0]) if not isinstance(one, Tensor) else one for one in (positive, negative)]
         return self.op("Where", condition, *chosen)
 
+    def add_along(
+        self, pieces: Tensor, positions: Tensor, *, axis: int, rank: int, size: Tensor, unique: bool = False
+    ) -> Tensor:
+        """Return zeros with `pieces`, [..., P, ...], added at `positions`, int64 [P], along one axis.
+
+        The axis has size `size`, int64 [1], in the result. `unique` means that all positions differ.
+        """
+        old = pieces.size()
+        before = [old.slice(0, axis)] if axis else []
+        after = [old.slice(axis + 1, rank)] if axis + 1 < rank else []
+        shape = self.concat(*before, size, *after)
+        places = positions.reshape([-1 if place == axis else 1 for place in range(rank)]).expand(old)
+        zeros = self.zeros(shape, pieces.dtype)
+        reduction = "none" if unique else "add"
+        return self.op("ScatterElements", zeros, places, pieces, axis=axis, reduction=reduction)
+
     def once(self, key: object, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Return the tensors stored under `key`, creating them the first time."""
         if key not in self._made:

@@ -73,23 +73,6 @@ def _add_with_gemm(build: Builder, rows: Tensor, indices: Tensor, shape: Tensor,
     return build.op("Gemm", hits.cast(rows.dtype), flat, transA=1)
 
 
-def add_along(
-    build: Builder, pieces: Tensor, positions: Tensor, *, axis: int, rank: int, size: Tensor, unique: bool = False
-) -> Tensor:
-    """Return zeros with `pieces`, [..., P, ...], added at `positions`, int64 [P], along one axis.
-
-    The axis has size `size`, int64 [1], in the result. `unique` means that all positions differ.
-    """
-    old = pieces.size()
-    before = [old.slice(0, axis)] if axis else []
-    after = [old.slice(axis + 1, rank)] if axis + 1 < rank else []
-    shape = build.concat(*before, size, *after)
-    places = positions.reshape([-1 if place == axis else 1 for place in range(rank)]).expand(old)
-    zeros = build.zeros(shape, pieces.dtype)
-    reduction = "none" if unique else "add"
-    return build.op("ScatterElements", zeros, places, pieces, axis=axis, reduction=reduction)
-
-
 PADDING_INDEX = "onnxtool.padding_index"
 """The metadata key of a Gather that holds nn.Embedding's `padding_idx`; that row has no gradient."""
 
@@ -137,7 +120,7 @@ def _slice(n: Backward) -> Tensor:
         step = n.x(4).slice(place, place + 1)
         size = n.x(0).size().slice(axis, axis + 1)
         positions = n.build.op("Slice", _range(n, size), *bounds, n.build.constant([0], bounds[0].dtype), step)
-        gradient = add_along(n.build, gradient, positions, axis=axis, rank=rank, size=size, unique=True)
+        gradient = n.build.add_along(gradient, positions, axis=axis, rank=rank, size=size, unique=True)
     return gradient
 
 
@@ -282,7 +265,7 @@ def _pad(n: Backward) -> Tensor:
             size = n.x(0).size().slice(axis, axis + 1)
             around = n.build.op("Gather", n.x(1), n.build.axes(ends))
             positions = n.build.op("Pad", _range(n, size), around, mode=mode)
-            gradient = add_along(n.build, gradient, positions, axis=axis, rank=rank, size=size)
+            gradient = n.build.add_along(gradient, positions, axis=axis, rank=rank, size=size)
     return gradient
 
 
@@ -307,9 +290,9 @@ def _compress(n: Backward) -> Tensor:
     if "axis" in n.node.attributes:
         rank, axis = len(n.shape()), n.axis(0)
         size = n.x(0).size().slice(axis, axis + 1)
-        return add_along(n.build, n.dy, positions, axis=axis, rank=rank, size=size, unique=True)
+        return n.build.add_along(n.dy, positions, axis=axis, rank=rank, size=size, unique=True)
     flat = n.build.op("Size", n.x(0)).reshape([1])
-    return add_along(n.build, n.dy, positions, axis=0, rank=1, size=flat, unique=True).reshape(n.x(0).size())
+    return n.build.add_along(n.dy, positions, axis=0, rank=1, size=flat, unique=True).reshape(n.x(0).size())
 
 
 def _reverse_sequence(n: Backward) -> Tensor:
