@@ -131,10 +131,6 @@ def _is_nothing(value: Json) -> bool:
     return value is None or value is False or value == {} or value == []
 
 
-def _anything(_value: Json) -> bool:
-    return True
-
-
 def _is_harmless_arguments(value: Json) -> bool:
     return isinstance(value, dict) and value.keys() <= _HARMLESS_ARGUMENTS
 
@@ -163,7 +159,7 @@ def _follows_call(modules: SentenceModules, value: Json) -> bool:
 _TRANSFORMER: Mapping[str, Callable[[Json], bool]] = {
     "max_seq_length": lambda value: value is None or positive(value) is not None,
     "do_lower_case": lambda value: isinstance(value, bool),
-    "unpad_inputs": _anything,  # affects how padding is computed, not the result
+    "unpad_inputs": lambda _value: True,  # affects how padding is computed, not the result
     "query_length": lambda value: value is None or positive(value) is not None,
     "document_length": lambda value: value is None or positive(value) is not None,
     "query_expansion": _is_nothing,  # but of late interaction

@@ -70,8 +70,7 @@ def some_prompts(mask: Mask) -> Mask:
 def build_places(build: Builder, real: Value) -> Value:
     """Append each token's position, counted from 1 at the first real token, for a mask float [B, S]."""
     ones = build.op("Add", build.op("Sub", real, real), build.number(1.0))
-    counted = build.op("CumSum", ones, build.constant(np.array(1, dtype=np.int64)))
-    return build.op("Sub", counted, build.cast(build.op("ArgMax", real, axis=1, keepdims=1)))
+    return build.op("Sub", build_count(build, ones), build.cast(build.op("ArgMax", real, axis=1, keepdims=1)))
 
 
 def places_in_torch(torch: Any, mask: Any) -> Any:
@@ -91,13 +90,9 @@ def _build_largest(build: Builder, states: Value, real: Value) -> Value:
     return build.reduce("ReduceMax", build.op("Where", is_real, states, build.number(float("-inf"))))
 
 
-def _build_first(build: Builder, states: Value, real: Value) -> Value:
-    return build.pick(states, real)
-
-
-def _build_last(build: Builder, states: Value, real: Value) -> Value:
-    """Take the last real token, wherever the padding is."""
-    return build.pick(states, build.op("CumSum", real, build.constant(np.array(1, dtype=np.int64))))
+def build_count(build: Builder, real: Value) -> Value:
+    """Append the running sum over tokens of a mask float [B, S]: it is largest first at the last real token."""
+    return build.op("CumSum", real, build.constant(np.array(1, dtype=np.int64)))
 
 
 def _mean_in_torch(torch: Any, states: Any, mask: Any, *, root: bool = False) -> Any:
@@ -107,14 +102,6 @@ def _mean_in_torch(torch: Any, states: Any, mask: Any, *, root: bool = False) ->
     return (states * real).sum(dim=1) / (count.sqrt() if root else count)
 
 
-def _largest_in_torch(torch: Any, states: Any, mask: Any) -> Any:
-    return states.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).max(dim=1).values
-
-
-def _first_in_torch(torch: Any, states: Any, mask: Any) -> Any:
-    return states[torch.arange(len(states), device=states.device), mask.argmax(dim=1)]
-
-
 def _last_in_torch(torch: Any, states: Any, mask: Any) -> Any:
     last = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
     return states[torch.arange(len(states), device=states.device), last] * mask.any(dim=1, keepdim=True)
@@ -122,8 +109,16 @@ def _last_in_torch(torch: Any, states: Any, mask: Any) -> Any:
 
 # By sentence-transformers' names; several flags concatenate in this order.
 POOLING_MODES: dict[str, PoolingMode] = {
-    "cls": PoolingMode("pooling_mode_cls_token", _build_first, _first_in_torch),
-    "max": PoolingMode("pooling_mode_max_tokens", _build_largest, _largest_in_torch),
+    "cls": PoolingMode(
+        "pooling_mode_cls_token",
+        lambda build, states, real: build.pick(states, real),
+        lambda torch, states, mask: states[torch.arange(len(states), device=states.device), mask.argmax(dim=1)],
+    ),
+    "max": PoolingMode(
+        "pooling_mode_max_tokens",
+        _build_largest,
+        lambda _torch, states, mask: states.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).max(dim=1).values,
+    ),
     "mean": PoolingMode("pooling_mode_mean_tokens", _build_mean, _mean_in_torch),
     "mean_sqrt_len_tokens": PoolingMode(
         "pooling_mode_mean_sqrt_len_tokens",
@@ -132,7 +127,11 @@ POOLING_MODES: dict[str, PoolingMode] = {
     ),
     # Muennighoff, 2022, arXiv:2202.08904.
     "weightedmean": PoolingMode("pooling_mode_weightedmean_tokens", _build_mean, _mean_in_torch, is_weighted=True),
-    "lasttoken": PoolingMode("pooling_mode_lasttoken", _build_last, _last_in_torch),
+    "lasttoken": PoolingMode(
+        "pooling_mode_lasttoken",
+        lambda build, states, real: build.pick(states, build_count(build, real)),
+        _last_in_torch,
+    ),
 }
 
 

@@ -25,6 +25,7 @@ from onnxtool.checkpoint.pooling_module import (
     PoolingModule,
     Value,
     activation_name,
+    build_count,
     build_places,
     count_setting,
     places_in_torch,
@@ -362,8 +363,7 @@ class LogitScore(PoolingModule):
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
-        counted = build.op("CumSum", build.cast(mask), build.constant(np.array(1, dtype=np.int64)))
-        last = build.pick_before(value, counted)
+        last = build.pick_before(value, build_count(build, build.cast(mask)))
         logits = [build.op("Gather", last, build.integers(token), axis=1) for token in self.token_ids]
         return logits[0] if len(logits) == 1 else build.op("Sub", *logits)
 

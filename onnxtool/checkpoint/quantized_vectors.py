@@ -167,7 +167,8 @@ class VectorType:
                 f"pass vectors as they were stored: {self.dtype} in rows",
             )
         if self.name in BITS:
-            return np.asarray(2.0 * np.unpackbits(codes.view(np.uint8) ^ self._sign_bit, axis=-1) - 1.0, np.float32)
+            sign_bit = np.uint8(_ZERO_OF_INT8 if self.name == "binary" else 0)
+            return np.asarray(2.0 * np.unpackbits(codes.view(np.uint8) ^ sign_bit, axis=-1) - 1.0, np.float32)
         self.columns(codes.shape[-1])
         if self.ranges is None:
             return codes.astype(np.float32)
@@ -225,10 +226,6 @@ class VectorType:
             return np.asarray(signs @ signs.T / signs.shape[1])
         unit = normalize(codes.astype(np.float64))
         return np.asarray(np.clip(unit @ unit.T, -1.0, 1.0))
-
-    @property
-    def _sign_bit(self) -> np.uint8:
-        return np.uint8(_ZERO_OF_INT8 if self.name == "binary" else 0)
 
     @property
     def note(self) -> str:

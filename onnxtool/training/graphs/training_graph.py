@@ -295,7 +295,8 @@ def order_accumulations(graph: ir.Graph) -> None:
     names = {value.name for value in graph.outputs}
     nodes = [node for node in graph if node.op_type == "If" and node.outputs[0].name in names]
     nodes = [node for node in nodes if str(node.name).endswith(_SUFFIX)]
-    for node in sorted(nodes, key=lambda node: -max(positions.get(producer, 0) for producer in _producers(node))):
+    makers = {node: [value.producer() for value in reads(node) if value is not None] for node in nodes}
+    for node in sorted(nodes, key=lambda node: -max(positions.get(maker, 0) for maker in makers[node])):
         graph.remove(node)
         graph.append(node)
 
@@ -340,8 +341,3 @@ def _branch(kind: str, node: ir.Node, buffer: ir.Value, name: str) -> ir.Graph:
     node.name = result.name = f"{gradient_name(name)}/{kind}"
     result.shape, result.type = buffer.shape, buffer.type
     return ir.Graph([], [result], nodes=[node], name=f"{gradient_name(name)}/{kind}")
-
-
-def _producers(node: ir.Node) -> list[ir.Node | None]:
-    """Return the producers of all values that a node reads."""
-    return [value.producer() for value in reads(node) if value is not None]

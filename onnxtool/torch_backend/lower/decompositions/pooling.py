@@ -34,11 +34,11 @@ def average_pool(
     s = _each(stride, rank) if len(stride) else k
     n = x.shape[-rank:]
     pool = aten.avg_pool2d.default if rank == 2 else aten.avg_pool3d.default
-    o = [_num_windows(*sizes, ceil_mode) for sizes in zip(n, k, s, p, strict=True)]
+    o = [_num_windows(*four, ceil_mode) for four in zip(n, k, s, p, strict=True)]
     widths = [(p[i], (o[i] - 1) * s[i] + k[i] - n[i] - p[i]) for i in range(rank)]
     means = pool(_padded(x, widths), k, s)
-    for i in range(rank):
-        counts = _counts(n[i], k[i], s[i], p[i], o[i], count_include_pad, x)
+    for i, sizes in enumerate(zip(n, k, s, p, o, strict=True)):
+        counts = _counts(sizes, count_include_pad, x)
         divisor = counts if divisor_override is None else torch.ones_like(counts)
         means = means * _along(k[i] / divisor, i - rank)
     return means if divisor_override is None else means / divisor_override
@@ -65,9 +65,8 @@ def average_pool_backward(
     elif count_include_pad and not ceil_mode:
         gradient = gradient / math.prod(k)
     else:
-        for i in range(rank):
-            counts = _counts(n[i], k[i], s[i], p[i], o[i], count_include_pad, x)
-            gradient = gradient / _along(counts, i - rank)
+        for i, sizes in enumerate(zip(n, k, s, p, o, strict=True)):
+            gradient = gradient / _along(_counts(sizes, count_include_pad, x), i - rank)
     return _padded(_added(gradient, k, s), [(-p[i], n[i] + p[i] - (o[i] - 1) * s[i] - k[i]) for i in range(rank)])
 
 
@@ -135,8 +134,9 @@ def _num_windows(n: int, k: int, s: int, p: int, ceil_mode: bool) -> int:
     return num - 1 if ceil_mode and (num - 1) * s >= n + p else num
 
 
-def _counts(n: int, k: int, s: int, p: int, o: int, with_padding: bool, x: torch.Tensor) -> torch.Tensor:
-    """Return the number of values in each window's average."""
+def _counts(sizes: Sequence[int], with_padding: bool, x: torch.Tensor) -> torch.Tensor:
+    """Return the number of values in each window's average, for the sizes n, k, s, p and o."""
+    n, k, s, p, o = sizes
     starts = torch.arange(o, device=x.device) * s - p
     ends = (starts + k).clamp(max=n + p)
     if not with_padding:
