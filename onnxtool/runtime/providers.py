@@ -497,12 +497,11 @@ def _cuda_library_problem() -> str:
 
 def identity_model(opset: int) -> bytes:
     """Return a one-node model, to test whether a session starts."""
-    from onnx import TensorProto, helper
+    from onnx import parser
 
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])] for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", *ends)
     # The oldest version of the format suffices: onnxruntime also limits the newest.
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
+    header = f'<ir_version: 7, opset_import: ["": {opset}]>'
+    model = parser.parse_model(f"{header} identity (float[1] x) => (float[1] y) {{ y = Identity(x) }}")
     serialized: bytes = model.SerializeToString()
     return serialized
 
@@ -553,17 +552,13 @@ def products_saturate() -> bool:
     """
     import numpy as np
     import onnxruntime as ort
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import numpy_helper, parser
 
-    weight = numpy_helper.from_array(np.full((_WIDTH, _WIDTH), _WEIGHT, np.int8), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMulInteger", ["x", "w"], ["y"])],
-        "products",
-        [helper.make_tensor_value_info("x", TensorProto.UINT8, [_ROWS, _WIDTH])],
-        [helper.make_tensor_value_info("y", TensorProto.INT32, [_ROWS, _WIDTH])],
-        [weight],
+    model = parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        products (uint8[{_ROWS}, {_WIDTH}] x) => (int32[{_ROWS}, {_WIDTH}] y) {{ y = MatMulInteger(x, w) }}"""
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model.graph.initializer.append(numpy_helper.from_array(np.full((_WIDTH, _WIDTH), _WEIGHT, np.int8), "w"))
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"x": np.full((_ROWS, _WIDTH), _ACTIVATION, np.uint8)})
     return bool((found != _WIDTH * _ACTIVATION * _WEIGHT).any())
