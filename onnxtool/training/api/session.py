@@ -25,7 +25,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.providers import AUTO, CPU, CUDA, PROVIDERS, resolve_provider
 from onnxtool.runtime.session import tensor_type
-from onnxtool.training.graphs.names import ids_of, inputs_with_gradient, labels_of
+from onnxtool.training.graphs.names import IDS, INPUTS_WITH_GRADIENT, LABELS, description
 
 Float32 = NDArray[np.float32]
 # The optimizer's intermediate results for one block stay in the L2 cache of a CPU core.
@@ -179,8 +179,8 @@ class BoundSession:
         self.input_names = list(self._inputs)
         self.output_names = [value.name for value in self._session.get_outputs()]
         metadata = self._session.get_modelmeta().custom_metadata_map
-        self.inputs_with_gradient = inputs_with_gradient(metadata)
-        self._labels, self._ids = labels_of(metadata), ids_of(metadata)
+        self.inputs_with_gradient: list[str] = list(description(INPUTS_WITH_GRADIENT, metadata))
+        self._labels, self._ids = description(LABELS, metadata), description(IDS, metadata)
         self._fed: dict[str, Any] = {}
         self._bound: dict[str, None] = {}  # outputs in the order onnxruntime returns them
 
@@ -260,11 +260,7 @@ class BoundSession:
                     )
 
     def _require_length(self) -> None:
-        """Refuse inputs that fail and would not if they were shorter, such as texts of more tokens than positions.
-
-        Raises:
-            InputError: there is such an axis; the longest size that runs is named.
-        """
+        """Refuse inputs that fail and would not if they were shorter, such as texts of more tokens than positions."""
         arrays = {name: fed if isinstance(fed, np.ndarray) else fed.numpy() for name, fed in self._fed.items()}
         lengths: dict[int, dict[str, int]] = defaultdict(dict)  # inputs and their axes, by size
         for name, array in arrays.items():
@@ -349,11 +345,7 @@ class BoundSession:
 
 
 def _value_of_strings(name: str, strings: NDArray[Any]) -> Any:
-    """Return an OrtValue of strings; onnxruntime cannot make one from an array, so a constant model returns it.
-
-    Raises:
-        InputError: an element is not a string.
-    """
+    """Return an OrtValue of strings; onnxruntime cannot make one from an array, so a constant model returns it."""
     elements = strings.ravel().tolist()
     others = [element for element in elements if not isinstance(element, str)]
     if others:

@@ -15,7 +15,7 @@ from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import TensorInfo
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints.lora import Lora
-from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, labels_of, updated_name
+from onnxtool.training.graphs.names import LABELS, LAZY_RESET, accumulated_name, buffer_name, description, updated_name
 from onnxtool.training.onnxblock import TrainingBlock
 
 
@@ -113,7 +113,7 @@ def describe(
         num_frozen=sum(prod(tensor.dims) for tensor in frozen),
         inputs=tuple(_tensor_info(value) for value in training.graph.input if value.name not in hidden),
         outputs=tuple(_tensor_info(value) for value in training.graph.output if value.name not in hidden),
-        labels=labels_of({entry.key: entry.value for entry in training.metadata_props}),
+        labels=description(LABELS, {entry.key: entry.value for entry in training.metadata_props}),
         opset=default_opset({one.domain: one.version for one in training.opset_import}),
         notes=(*_notes(block), *notes),
         duration_ms={},

@@ -24,13 +24,14 @@ from onnxtool.training.checkpoints.checkpoint import load_checkpoint
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.names import (
     GRADIENTS,
+    INPUTS_WITH_GRADIENT,
     LAZY_RESET,
     LEARNING_RATE,
     PARAMETERS,
     STEP,
     accumulated_name,
     buffer_name,
-    inputs_with_gradient,
+    description,
     parameter_of_buffer,
     updated_name,
 )
@@ -308,7 +309,7 @@ def verify_artifacts(
     if training is None:
         return None
     checkpoint = load_checkpoint(folder / f"{prefix}checkpoint")
-    inputs = inputs_with_gradient({entry.key: entry.value for entry in training.metadata_props})
+    inputs = description(INPUTS_WITH_GRADIENT, {entry.key: entry.value for entry in training.metadata_props})
     values = {**checkpoint.trainable, **checkpoint.frozen}
     lora = Lora.of(checkpoint)
     if lora is not None:  # B starts at zero, and therefore so does the gradient of A

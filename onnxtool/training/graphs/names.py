@@ -7,7 +7,7 @@ in the training model, elsewhere under the input's name plus `_out`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from onnxtool.reading import parse_json
@@ -22,15 +22,10 @@ SECOND_MOMENTS = "second_order_moments"
 # A parameter's moments in a checkpoint, in the order of those inputs.
 MOMENTS = {FIRST_MOMENTS: "momentum0", SECOND_MOMENTS: "momentum1"}
 
-# Metadata key of a training model; its value is a JSON list of the user inputs with a gradient.
-_INPUTS_KEY = "onnxtool.inputs_with_gradient"
-
-# Metadata key of a JSON object that gives for each label input the number of classes, the ignored label, and the
-# first token whose label counts.
-_LABELS_KEY = "onnxtool.labels"
-
-# Metadata key of a JSON object that gives the number of rows for each input that only holds their indices.
-_IDS_KEY = "onnxtool.ids"
+# Metadata keys of a training or eval model, whose values are JSON: the list of user inputs with a gradient; for each
+# label input an object of the number of classes, the ignored label, and the first token whose label counts; and the
+# number of rows for each input that only holds their indices.
+INPUTS_WITH_GRADIENT, LABELS, IDS = "onnxtool.inputs_with_gradient", "onnxtool.labels", "onnxtool.ids"
 
 _BUFFER = ".accumulation.buffer"
 _GRADIENT = "_grad"
@@ -62,35 +57,11 @@ def parameter_of_buffer(name: str) -> str | None:
     return name.removesuffix(ending) if name.endswith(ending) else None
 
 
-def describe_inputs(names: Iterable[str]) -> dict[str, str]:
-    """Return the metadata of a training model that computes the gradients of these inputs."""
-    listed = list(names)
-    return {_INPUTS_KEY: json.dumps(listed)} if listed else {}
+def described(key: str, content: Any) -> dict[str, str]:
+    """Return the metadata that holds one of these, if there is any."""
+    return {key: json.dumps(content)} if content else {}
 
 
-def inputs_with_gradient(metadata: Mapping[str, str]) -> list[str]:
-    """Return the user inputs whose gradients a training model computes, from its metadata."""
-    names: list[str] = parse_json(metadata.get(_INPUTS_KEY, "[]"))
-    return names
-
-
-def describe_labels(labels: Mapping[str, Mapping[str, int | None]]) -> dict[str, str]:
-    """Return the metadata that describes a model's label inputs."""
-    return {_LABELS_KEY: json.dumps(labels)} if labels else {}
-
-
-def labels_of(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return `classes`, `ignore_index` and `first` for each label input, from a model's metadata."""
-    labels: dict[str, dict[str, Any]] = parse_json(metadata.get(_LABELS_KEY, "{}"))
-    return labels
-
-
-def describe_ids(rows: Mapping[str, int]) -> dict[str, str]:
-    """Return the metadata that says how many rows each input with indices selects from."""
-    return {_IDS_KEY: json.dumps(rows)} if rows else {}
-
-
-def ids_of(metadata: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of rows for each input with indices, from a model's metadata."""
-    rows: dict[str, int] = parse_json(metadata.get(_IDS_KEY, "{}"))
-    return rows
+def description(key: str, metadata: Mapping[str, str]) -> Any:
+    """Return one of these from a model's metadata; an empty object if it has none."""
+    return parse_json(metadata.get(key, "{}"))

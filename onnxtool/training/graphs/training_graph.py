@@ -35,12 +35,13 @@ from onnxtool.training.graphs.decomposition import (
 )
 from onnxtool.training.graphs.merged import FX_NODE
 from onnxtool.training.graphs.names import (
+    IDS,
+    INPUTS_WITH_GRADIENT,
+    LABELS,
     LAZY_RESET,
     accumulated_name,
     buffer_name,
-    describe_ids,
-    describe_inputs,
-    describe_labels,
+    described,
     gradient_name,
     updated_name,
 )
@@ -87,8 +88,9 @@ def build_graphs(
     labels, ids = _evaluate(evaluation, promoted)
     tensors = [tensor for tensor in model.graph.initializer if tensor.name in promoted]
     inputs = sorted(set(trained) - {tensor.name for tensor in tensors})
-    training.metadata_props.update({**describe_inputs(inputs), **describe_labels(labels), **describe_ids(ids)})
-    evaluation.metadata_props.update({**describe_labels(labels), **describe_ids(ids)})
+    of_inputs = described(LABELS, labels) | described(IDS, ids)
+    training.metadata_props.update(described(INPUTS_WITH_GRADIENT, inputs) | of_inputs)
+    evaluation.metadata_props.update(of_inputs)
     return Graphs(
         ir.to_proto(training),
         ir.to_proto(evaluation),
