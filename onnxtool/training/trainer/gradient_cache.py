@@ -74,12 +74,7 @@ class GradientCache:
             attributes.update(before)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's outputs for a batch, without outputs per token next to a `sentence_embedding`.
-
-        Raises:
-            TrainingError: the loss replaces parts of the model, as AdaptiveLayerLoss does, or an argument or output is
-                not a tensor with one row for each row of the batch.
-        """
+        """Return the model's outputs for a batch, without outputs per token next to a `sentence_embedding`."""
         self.num_calls += 1
         if parts := self._replaced_parts() - self._replaced:
             raise TrainingError(f"the loss replaces the forward pass of {', '.join(sorted(parts))}", _NOT_ROWS)

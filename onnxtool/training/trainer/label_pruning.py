@@ -10,7 +10,7 @@ Letters: B sequences, S positions, R = B * S rows, N rows that go through the he
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -113,6 +113,8 @@ class RowSelection:
         return (hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows).unsqueeze(0), *arguments[1:])
 
 
+Compute = Callable[[Mapping[str, Any]], Any]
+"""Returns the loss of inputs that a check has changed."""
 _SEED = 0
 _LABELED_SHARE = 0.5
 
@@ -180,7 +182,9 @@ class LabelSparsity:
 
         The inputs then have only the labels of these rows, [1, N].
         """
-        plan = self._reason_for_all(inputs, return_outputs) or self._plan(compute_loss, inputs, num_items)
+        plan = self._reason_for_all(inputs, return_outputs) or self._plan(
+            lambda some: compute_loss(self._model, dict(some), False, num_items), inputs, num_items is None
+        )
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
         num_rows = labels.numel() if isinstance(labels, torch.Tensor) else 0
         if isinstance(plan, str):
@@ -205,18 +209,16 @@ class LabelSparsity:
         num_ignored = int((labels == IGNORE_INDEX).sum())
         return DENSE if num_ignored < (1 - _DENSE_SHARE) * labels.numel() else ""
 
-    def _plan(self, compute_loss: ComputeLoss, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> Plan | str:
+    def _plan(self, compute: Compute, inputs: Mapping[str, Any], is_mean: bool) -> Plan | str:
         """Return how to prune, or why all rows go through the head."""
-        key = (self._model.training, num_items is None, kind_of(inputs))
+        key = (self._model.training, is_mean, kind_of(inputs))
         if key not in self._plans:
-            self._plans[key] = plan = self._checked(compute_loss, inputs, num_items)
+            self._plans[key] = plan = self._checked(compute, inputs)
             if isinstance(plan, str):
                 _LOGGER.warning("all rows go through the output head: %s", plan)
         return self._plans[key]
 
-    def _checked(
-        self, compute_loss: ComputeLoss, inputs: Mapping[str, Any], num_items: torch.Tensor | None
-    ) -> Plan | str:
+    def _checked(self, compute: Compute, inputs: Mapping[str, Any]) -> Plan | str:
         """Return the first plan that changes neither the loss nor its gradients, or the reason why the best one does.
 
         The labels are random, half of them ignored, because the batch's labels may all be the same. All runs draw the
@@ -226,7 +228,7 @@ class LabelSparsity:
         reasons = []
         with state_restored(self._model):
             try:
-                expected = self._step(compute_loss, inputs, num_items)
+                expected = self._step(compute, inputs)
                 if expected.gradient.shape[0] != inputs["labels"].numel():
                     raise RefusalError(
                         f"the output head gets {expected.gradient.shape[0]} rows, and there are "
@@ -238,7 +240,7 @@ class LabelSparsity:
                 return str(refusal)
             for plan in self._candidates:
                 try:
-                    self._require_equal(plan, expected, compute_loss, inputs, num_items)
+                    self._require_equal(plan, expected, compute, inputs)
                 except RefusalError as refusal:
                     reasons.append(str(refusal))
                 else:
@@ -252,14 +254,7 @@ class LabelSparsity:
         is_labeled = torch.rand(labels.shape, generator=generator) < _LABELED_SHARE
         return torch.where(is_labeled, classes, IGNORE_INDEX).to(labels)
 
-    def _require_equal(
-        self,
-        plan: Plan,
-        expected: _Step,
-        compute_loss: ComputeLoss,
-        inputs: Mapping[str, Any],
-        num_items: torch.Tensor | None,
-    ) -> None:
+    def _require_equal(self, plan: Plan, expected: _Step, compute: Compute, inputs: Mapping[str, Any]) -> None:
         """Raise if pruning by `plan` changes the loss or gradients from `expected`."""
         try:
             selected, rows = labeled_rows(self._model, inputs, plan.shifts)
@@ -267,7 +262,7 @@ class LabelSparsity:
             raise RefusalError(f"labels of fewer rows cannot be made: {first_line(error)}") from error
         self.selection.rows, self.selection.module = rows, plan.module
         try:
-            pruned = self._step(compute_loss, selected, num_items)
+            pruned = self._step(compute, selected)
         finally:
             self.selection.rows = None
         if pruned.gradient.shape[0] != rows.numel():
@@ -287,7 +282,7 @@ class LabelSparsity:
         if not worst <= tolerance:
             raise RefusalError(f"the loss of fewer rows differs by {float(worst):.2g} (tolerance {tolerance:g})")
 
-    def _step(self, compute_loss: ComputeLoss, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> _Step:
+    def _step(self, compute: Compute, inputs: Mapping[str, Any]) -> _Step:
         """Compute the loss, and its gradient as far as the logits, which the head's output is detached for."""
         assert self._head is not None  # noqa: S101  as above
         logits: list[torch.Tensor] = []
@@ -300,7 +295,7 @@ class LabelSparsity:
         torch.manual_seed(_SEED)
         try:
             with torch.enable_grad():
-                loss: Any = compute_loss(self._model, dict(inputs), False, num_items)
+                loss = compute(inputs)
                 if len(logits) != 1:
                     raise RefusalError(f"the output head is called {len(logits)} times")
                 (gradient,) = torch.autograd.grad(loss, logits)

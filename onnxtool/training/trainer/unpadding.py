@@ -6,7 +6,7 @@ Texts of a batch are padded to the longest one; most of the work of a layer is d
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,16 +60,13 @@ class UnpaddingCheck:
     buffers and PyTorch's generators.
 
     Attributes:
-        inputs: the batch, see `_shortened`.
-        num_items: passed to the loss.
+        compute: returns the loss of the batch, see `_shortened`.
         layouts: those of the batch.
     """
 
     model: torch.nn.Module
-    compute_loss: ComputeLoss
+    compute: Callable[[], Any]
     regions: Sequence[Region]
-    inputs: Batch
-    num_items: torch.Tensor | None
     layouts: tuple[Layout, ...]
 
     def reason_against(self, with_head: bool) -> str:
@@ -109,8 +106,7 @@ class UnpaddingCheck:
         for region in self.regions:
             region.has_noise = has_noise
         try:
-            inputs = dict(self.inputs) if isinstance(self.inputs, Mapping) else self.inputs  # a loss may take some out
-            loss: Any = self.compute_loss(self.model, inputs, False, self.num_items)
+            loss: Any = self.compute()
         except MODEL_ERRORS as error:
             raise RefusalError(f"the loss without padding fails: {first_line(error)}") from error
         finally:
@@ -201,7 +197,12 @@ class Unpadding:
             else:
                 (side,) = sides
                 some = _shortened(inputs, masks, is_left=side == "left")
-                with_head, reason = self._plan(compute_loss, some, num_items, are_labels_pruned)
+
+                def compute() -> Any:
+                    given = dict(some) if isinstance(some, Mapping) else some  # a loss may take some out
+                    return compute_loss(self._model, given, False, num_items)
+
+                with_head, reason = self._plan(compute, some, are_labels_pruned)
                 if reason != FLAT:  # otherwise the next batch is tried
                     plans[side] = with_head, reason
         self._batch = num_rows, num_tokens, reason
@@ -221,16 +222,10 @@ class Unpadding:
         is_labeled = labels is not None and bool(((labels != IGNORE_INDEX) & (masks[0] == 0)).any())
         return LABELED if is_labeled else ""
 
-    def _plan(
-        self,
-        compute_loss: ComputeLoss,
-        inputs: Batch,
-        num_items: torch.Tensor | None,
-        are_labels_pruned: bool,
-    ) -> tuple[bool, str]:
+    def _plan(self, compute: Callable[[], Any], inputs: Batch, are_labels_pruned: bool) -> tuple[bool, str]:
         """Return whether the head leaves rows out as well, and why none may be left out, or an empty string."""
         layouts = tuple(Layout.of(*text) for text in _texts(inputs))
-        check = UnpaddingCheck(self._model, compute_loss, self.regions, inputs, num_items, layouts)
+        check = UnpaddingCheck(self._model, compute, self.regions, layouts)
         reason = ""
         has_head = not are_labels_pruned and any(len(region.ends) > 1 for region in self.regions)
         for with_head in (True, False) if has_head else (False,):
