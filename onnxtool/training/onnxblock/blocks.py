@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,7 @@ class Abs(_Unary):
     """The absolute value."""
 
 
+@dataclass(eq=False)
 class _Reduction(Block):
     """A reduction of a value.
 
@@ -67,12 +69,11 @@ class _Reduction(Block):
         keepdims: whether the result keeps the rank of the input; otherwise it is a scalar.
     """
 
-    def __init__(self, keepdims: bool = True) -> None:
-        self._keepdims = keepdims
+    keepdims: bool = True
 
     def build(self, input_name: str) -> str:
         """Reduce over all axes."""
-        return self.accessor.add_node(type(self).__name__, [input_name], keepdims=int(self._keepdims))
+        return self.accessor.add_node(type(self).__name__, [input_name], keepdims=int(self.keepdims))
 
 
 class ReduceMean(_Reduction):
@@ -83,27 +84,27 @@ class ReduceSum(_Reduction):
     """The sum of all elements."""
 
 
+@dataclass(eq=False)
 class Pow(Block):
     """A power with a constant exponent."""
 
-    def __init__(self, exponent: float) -> None:
-        self._exponent = exponent
+    exponent: float
 
     def build(self, pow_input_name: str) -> str:
         """Raise each element to the exponent."""
-        exponent = self.accessor.add_constant(np.array([self._exponent], np.float32), "exponent")
+        exponent = self.accessor.add_constant(np.array([self.exponent], np.float32), "exponent")
         return self.accessor.add_node("Pow", [pow_input_name, exponent])
 
 
+@dataclass(eq=False)
 class Constant(Block):
     """A number, or an array of any dtype, as an initializer; a float becomes float32 [1]."""
 
-    def __init__(self, value_float: float | Sequence[float] | NDArray[np.generic]) -> None:
-        self._value = value_float
+    value_float: float | Sequence[float] | NDArray[np.generic]
 
     def build(self) -> str:
         """Add the initializer."""
-        value = self._value
+        value = self.value_float
         array = value if isinstance(value, np.ndarray) else np.atleast_1d(np.array(value, np.float32))
         return self.accessor.add_constant(array)
 
@@ -127,17 +128,19 @@ class ReduceAllL2(Block):
         return self.accessor.add_node("Sqrt", [self.accessor.add_node("Reshape", [total, one])])
 
 
+@dataclass(eq=False)
 class Clip(Block):
     """Values clipped to bounds; either bound may be omitted."""
 
-    def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
-        self._bounds = (clip_min, clip_max)
+    clip_min: float | None = None
+    clip_max: float | None = None
 
     def build(self, clip_input_name: str) -> str:
         """Clip each element."""
         # The specification requires scalars here.
         bounds = [
-            "" if bound is None else self.accessor.add_constant(np.array(bound, np.float32)) for bound in self._bounds
+            "" if bound is None else self.accessor.add_constant(np.array(bound, np.float32))
+            for bound in (self.clip_min, self.clip_max)
         ]
         return self.accessor.add_node("Clip", [clip_input_name, *bounds])
 
@@ -150,16 +153,16 @@ class PassThrough(Block):
         return names[0] if len(names) == 1 else names
 
 
+@dataclass(eq=False)
 class InputLike(Block):
     """A new model input with the dtype and shape of another value."""
 
-    def __init__(self, like: str) -> None:
-        self._like = like
+    like: str
 
     def build(self, input_name: str | None = None) -> str:
         """Add the input, with the given name or a generated one."""
         value = ValueInfoProto()
-        value.CopyFrom(self.accessor.value_info(self._like))
+        value.CopyFrom(self.accessor.value_info(self.like))
         value.name = input_name or self.accessor.new_name("input")
         if self.accessor.has_value(value.name):
             raise ArtifactError(f"the model already has a value called {value.name!r}", "give the input another name")
@@ -219,6 +222,7 @@ class LabelEncoder(Block):
         )
 
 
+@dataclass(eq=False)
 class Cast(Block):
     """Elements converted to another type.
 
@@ -226,14 +230,14 @@ class Cast(Block):
         to: a value of onnx.TensorProto.DataType.
     """
 
-    def __init__(self, to: int) -> None:
-        self._to = to
+    to: int
 
     def build(self, cast_input_name: str) -> str:
         """Convert each element."""
-        return self.accessor.add_node("Cast", [cast_input_name], to=self._to)
+        return self.accessor.add_node("Cast", [cast_input_name], to=self.to)
 
 
+@dataclass(eq=False)
 class Linear(Block):
     """A layer `y = alpha x W^T + beta b` with new parameters, initialized like torch.nn.Linear.
 
@@ -246,28 +250,20 @@ class Linear(Block):
         seed: seed of the initialization; None draws different parameters each time.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        *,
-        seed: int | None = None,
-    ) -> None:
-        self._shape = (out_features, in_features)
-        self._bias = bias
-        self._alpha, self._beta = float(alpha), float(beta)
-        self._seed = seed
+    in_features: int
+    out_features: int
+    bias: bool = True
+    alpha: float = 1.0
+    beta: float = 1.0
+    seed: int | None = field(default=None, kw_only=True)
 
     def build(self, linear_input_name: str) -> str:
         """Apply the layer to float32 [N, in_features]."""
-        generator = np.random.default_rng(self._seed)
-        bound = self._shape[1] ** -0.5
-        weight = generator.uniform(-bound, bound, self._shape).astype(np.float32)
+        generator = np.random.default_rng(self.seed)
+        bound = self.in_features**-0.5
+        weight = generator.uniform(-bound, bound, (self.out_features, self.in_features)).astype(np.float32)
         inputs = [linear_input_name, self.accessor.add_constant(weight, "linear.weight")]
-        if self._bias:
-            bias = generator.uniform(-bound, bound, self._shape[0]).astype(np.float32)
+        if self.bias:
+            bias = generator.uniform(-bound, bound, self.out_features).astype(np.float32)
             inputs.append(self.accessor.add_constant(bias, "linear.bias"))
-        return self.accessor.add_node("Gemm", inputs, transB=1, alpha=self._alpha, beta=self._beta)
+        return self.accessor.add_node("Gemm", inputs, transB=1, alpha=float(self.alpha), beta=float(self.beta))

@@ -6,6 +6,7 @@ Letters: N samples, C classes, D* further axes of each sample.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,7 @@ _SAME_NUMBERS = frozenset(
 
 
 def _require_logits(model: ModelProto, name: str, loss: str) -> None:
-    """Refuse scores that the graph has already turned into probabilities.
-
-    Raises:
-        ArtifactError: a Softmax or Sigmoid computes them.
-    """
+    """Refuse scores that the graph has already turned into probabilities."""
     makers = {output: node for node in model.graph.node for output in node.output}
     value = name
     while (maker := makers.get(value)) is not None and maker.op_type in _SAME_NUMBERS:
@@ -134,6 +131,7 @@ class BCEWithLogitsLoss(_Elementwise):
         return loss if self._weight is None else mul(blocks.Constant(_float32(self._weight))(), loss)
 
 
+@dataclass(eq=False)
 class CrossEntropyLoss(Block):
     """The negative log-probability of the labeled class.
 
@@ -149,26 +147,20 @@ class CrossEntropyLoss(Block):
             inputs; the last logits then have no label. Requires axis=-1 and an ignore_index.
     """
 
-    def __init__(
-        self,
-        weight: NDArray[np.generic] | None = None,
-        reduction: str = "mean",
-        ignore_index: int | None = None,
-        axis: int = 1,
-        shift: bool = False,
-    ) -> None:
-        _reduction(reduction)
-        if axis not in (1, -1):
-            raise ArtifactError(f"the axis of the classes is {axis}", "it is 1, or -1 for the last")
-        if axis == -1 and reduction == "none":
+    weight: NDArray[np.generic] | None = None
+    reduction: str = "mean"
+    ignore_index: int | None = None
+    axis: int = 1
+    shift: bool = False
+
+    def __post_init__(self) -> None:
+        _reduction(self.reduction)
+        if self.axis not in (1, -1):
+            raise ArtifactError(f"the axis of the classes is {self.axis}", "it is 1, or -1 for the last")
+        if self.axis == -1 and self.reduction == "none":
             raise ArtifactError("reduction='none' goes with axis=1", "transpose the logits")
-        if shift and (axis != -1 or ignore_index is None):
+        if self.shift and (self.axis != -1 or self.ignore_index is None):
             raise ArtifactError("labels are shifted with axis=-1 and an ignore_index", "pass ignore_index=-100")
-        self._shift = shift
-        self._weight = weight
-        self._reduction = reduction
-        self._ignore_index = ignore_index
-        self._axis = axis
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Add the loss; the labels become a model input unless they already are one."""
@@ -181,26 +173,26 @@ class CrossEntropyLoss(Block):
                 f"the logits {scores!r} have {len(shape)} axes, and a cross entropy needs an axis of classes",
                 "take another output, or BCEWithLogitsLoss for one score a sample",
             )
-        if shape[self._axis] == 1:
+        if shape[self.axis] == 1:
             raise ArtifactError(
                 f"the logits {scores!r} are of one class, {shape}, and their cross entropy is zero whatever they are",
                 "take MSELoss for a number, or BCEWithLogitsLoss for yes or no",
             )
         self._require_labels(labels, shape)
-        if self._shift:
+        if self.shift:
             labels = self._shifted(labels, shape)
-        if self._axis == -1 and len(shape) > 2:
+        if self.axis == -1 and len(shape) > 2:
             rows = self.accessor.add_constant(np.array([-1], np.int64))
             classes = self._last_size(scores, shape)
             scores = self.accessor.add_node("Reshape", [scores, classes])
             labels = self.accessor.add_node("Reshape", [labels, rows])
         inputs = [scores, labels]
-        if self._weight is not None:
-            inputs.append(self.accessor.add_constant(_float32(self._weight), "class_weight"))
-        ignored: dict[str, Any] = {} if self._ignore_index is None else {"ignore_index": self._ignore_index}
+        if self.weight is not None:
+            inputs.append(self.accessor.add_constant(_float32(self.weight), "class_weight"))
+        ignored: dict[str, Any] = {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
         # The operator divides by the sum of the weights, which may be zero.
-        divided = self._reduction == "mean" and len(inputs) + len(ignored) > 2
-        reduction = "sum" if divided else self._reduction
+        divided = self.reduction == "mean" and len(inputs) + len(ignored) > 2
+        reduction = "sum" if divided else self.reduction
         loss = self.accessor.add_node("SoftmaxCrossEntropyLoss", inputs, reduction=reduction, **ignored)
         return self.accessor.add_node("Div", [loss, self._count(*inputs[1:])]) if divided else loss
 
@@ -214,14 +206,14 @@ class CrossEntropyLoss(Block):
         op, constant = self.accessor.add_node, self.accessor.add_constant
         first, beyond, axis = (constant(np.array([number], np.int64)) for number in (1, 2**62, 1))
         after = op("Slice", [labels, first, beyond, axis])
-        return op("Pad", [after, constant(np.array([0, 0, 0, 1])), constant(np.array(self._ignore_index, np.int64))])
+        return op("Pad", [after, constant(np.array([0, 0, 0, 1])), constant(np.array(self.ignore_index, np.int64))])
 
     def _count(self, labels: str, weight: str | None = None) -> str:
         """Return the sum of the weights of labels that are not ignored, or 1 if it is zero."""
         op, constant = self.accessor.add_node, self.accessor.add_constant
         is_valid = None
-        if self._ignore_index is not None:
-            is_valid = op("Not", [op("Equal", [labels, constant(np.array(self._ignore_index, np.int64))])])
+        if self.ignore_index is not None:
+            is_valid = op("Not", [op("Equal", [labels, constant(np.array(self.ignore_index, np.int64))])])
             labels = op("Where", [is_valid, labels, constant(np.array(0, np.int64))])
         share = op("Cast", [is_valid or labels], to=TensorProto.FLOAT)
         if weight is not None:
@@ -235,7 +227,7 @@ class CrossEntropyLoss(Block):
         """Add the labels to the model's inputs, or refuse an existing input that cannot hold labels."""
         if not self.accessor.has_value(name):
             sizes = list(scores)
-            del sizes[self._axis]
+            del sizes[self.axis]
             self.base.graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, sizes))
         kinds = [value.type.tensor_type.elem_type for value in self.base.graph.input if value.name == name]
         if kinds and kinds[0] not in (TensorProto.INT32, TensorProto.INT64):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
@@ -79,17 +80,13 @@ class ScanBody:
 class Optimizer(ForwardBlock):
     """The common base of optimizers: inputs, outputs and the Scan.
 
-    Args:
-        clip_grad: scales down the gradients before the step.
-
     Attributes:
         moments: the inputs that hold the optimizer state.
+        clip_grad: scales down the gradients before the step.
     """
 
     moments: tuple[str, ...] = ()
-
-    def __init__(self, clip_grad: ClipGradNorm | None = None) -> None:
-        self._clip_grad = clip_grad
+    clip_grad: ClipGradNorm | None = None
 
     @abstractmethod
     def update(self, body: ScanBody, parameters: str, gradients: str, moments: Sequence[str]) -> None:
@@ -128,9 +125,10 @@ class Optimizer(ForwardBlock):
 
     def gradient_scale(self) -> str | None:
         """Return the factor by which clipping scales the gradients; None without clipping."""
-        return None if self._clip_grad is None else self._clip_grad.scale(GRADIENTS)
+        return None if self.clip_grad is None else self.clip_grad.scale(GRADIENTS)
 
 
+@dataclass(eq=False)
 class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), as in torch.optim.AdamW.
 
@@ -147,19 +145,11 @@ class AdamW(Optimizer):
 
     moments = (FIRST_MOMENTS, SECOND_MOMENTS)
 
-    def __init__(
-        self,
-        bias_correction: bool = True,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        clip_grad: ClipGradNorm | None = None,
-    ) -> None:
-        super().__init__(clip_grad)
-        self._bias_correction = bias_correction
-        self._betas = betas
-        self._eps = eps
-        self._weight_decay = weight_decay
+    bias_correction: bool = True
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    weight_decay: float = 0.0
+    clip_grad: ClipGradNorm | None = None
 
     def update(self, body: ScanBody, parameters: str, gradients: str, moments: Sequence[str]) -> None:
         """Add the formula for one block.
@@ -167,9 +157,9 @@ class AdamW(Optimizer):
         With c the square roots of the bias corrections it is `p (1 - lr w) - lr c2/c1^2 m / (sqrt(v) + eps c2)`, so
         everything except p, m and v is a scalar of the outer graph.
         """
-        op, (beta1, beta2) = self.accessor.add_node, self._betas
-        rate, eps = LEARNING_RATE, self.number(self._eps)
-        if self._bias_correction:
+        op, (beta1, beta2) = self.accessor.add_node, self.betas
+        rate, eps = LEARNING_RATE, self.number(self.eps)
+        if self.bias_correction:
             root = op("Sqrt", [self._correction(beta2)])
             rate = op("Div", [op("Mul", [LEARNING_RATE, root]), self._correction(beta1)])
             eps = op("Mul", [eps, root])
@@ -178,8 +168,8 @@ class AdamW(Optimizer):
         if scale is not None:
             first, second = op("Mul", [first, scale]), op("Mul", [second, op("Mul", [scale, scale])])
         kept = parameters
-        if self._weight_decay:
-            decay = op("Mul", [LEARNING_RATE, self.number(self._weight_decay)])
+        if self.weight_decay:
+            decay = op("Mul", [LEARNING_RATE, self.number(self.weight_decay)])
             kept = body.op("Mul", parameters, op("Sub", [self.number(1.0), decay]))
         mean = body.op(
             "Add",
@@ -208,6 +198,7 @@ class AdamW(Optimizer):
         return self.accessor.add_constant(np.array([value], np.float64))
 
 
+@dataclass(eq=False)
 class SGD(Optimizer):
     """Stochastic gradient descent, as in torch.optim.SGD.
 
@@ -217,23 +208,24 @@ class SGD(Optimizer):
         weight_decay: the fraction of a parameter that is added to its gradient.
     """
 
-    def __init__(self, clip_grad: ClipGradNorm | None = None, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
-        super().__init__(clip_grad)
-        self._momentum = momentum
-        self._weight_decay = weight_decay
-        self.moments = (FIRST_MOMENTS,) if momentum else ()
+    clip_grad: ClipGradNorm | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.moments = (FIRST_MOMENTS,) if self.momentum else ()
 
     def update(self, body: ScanBody, parameters: str, gradients: str, moments: Sequence[str]) -> None:
         """Add the formula for one block."""
         rate, scale = LEARNING_RATE, self.gradient_scale()
-        if scale is not None and not self.moments and not self._weight_decay:
+        if scale is not None and not self.moments and not self.weight_decay:
             rate = self.accessor.add_node("Mul", [rate, scale])
         elif scale is not None:
             gradients = body.op("Mul", gradients, scale)
-        if self._weight_decay:
-            decay = body.op("Mul", parameters, self.number(self._weight_decay))
+        if self.weight_decay:
+            decay = body.op("Mul", parameters, self.number(self.weight_decay))
             gradients = body.op("Add", gradients, decay)
         if moments:
-            kept = body.op("Mul", moments[0], self.number(self._momentum))
+            kept = body.op("Mul", moments[0], self.number(self.momentum))
             gradients = body.op("Add", kept, gradients, to=updated_name(moments[0]))
         body.op("Sub", parameters, body.op("Mul", gradients, rate), to=updated_name(parameters))
