@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_Array = TypeVar("_Array")
+_Array, _Content = TypeVar("_Array"), TypeVar("_Content")
 _MOST_MODULE_BYTES = 1 << 32  # weights of a module; token embedding tables are the largest
 
 # The file that marks a PEFT adapter, alone or next to a model.
@@ -69,13 +69,7 @@ class CheckpointFiles(ABC):
             OnnxtoolError: it is not JSON, or cannot be read.
         """
         if name not in self._parsed:
-            path = self.locate(name)
-            try:
-                self._parsed[name] = None if path is None else read_json(path)
-            except OSError as error:
-                raise self.refuse(f"cannot read {path}: {error.strerror}", "check its permissions") from error
-            except ValueError as error:
-                raise self.malformed(name, f"not JSON: {error}") from None
+            self._parsed[name] = self._content(name, read_json, "JSON")
         return self._parsed[name]
 
     def read_text(self, name: str) -> str | None:
@@ -84,13 +78,16 @@ class CheckpointFiles(ABC):
         Raises:
             OnnxtoolError: it is not UTF-8, or cannot be read.
         """
+        return self._content(name, read_text, "UTF-8")
+
+    def _content(self, name: str, read: Callable[[Path], _Content], form: str) -> _Content | None:
         path = self.locate(name)
         try:
-            return None if path is None else read_text(path)
+            return None if path is None else read(path)
         except OSError as error:
             raise self.refuse(f"cannot read {path}: {error.strerror}", "check its permissions") from error
         except ValueError as error:
-            raise self.malformed(name, f"not UTF-8: {error}") from None
+            raise self.malformed(name, f"not {form}: {error}") from None
 
     def read(self, name: str) -> dict[str, Json]:
         """Return the JSON object in the file `name`, or an empty one if it does not exist.

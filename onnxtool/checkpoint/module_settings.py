@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.chat_templates import FORMATS, NO_VARIABLES
 from onnxtool.checkpoint.files import CheckpointFiles
-from onnxtool.checkpoint.pooling_module import require_no_others
-from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, as_object, positive
+from onnxtool.checkpoint.pooling_module import require_known_keys, require_no_others
+from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, as_object, is_index, positive
 from onnxtool.reports import Json
 
 WEIGHTED = "WeightedLayerPooling"
@@ -75,12 +75,10 @@ def stated_layer(output: Json) -> int | None:
 
 def _weighted(modules: SentenceModules, files: CheckpointFiles) -> TokenStates:
     stored = modules.modules[1]
-    start, unknown = stored.settings.get("layer_start", 4), sorted(set(stored.settings) - _KEYS)
-    if unknown or not isinstance(start, int) or isinstance(start, bool) or start < 0:
-        raise files.refuse(
-            f"{stored.file('config.json')} of {files.label} has settings that onnxtool does not know: "
-            f"{', '.join(unknown) or f'layer_start {start!r}'}"
-        )
+    require_known_keys(stored, _KEYS)
+    start = stored.settings.get("layer_start", 4)
+    if not is_index(start):
+        raise files.malformed(stored.file("config.json"), f"layer_start {start!r} is not a layer")
     tensors = files.read_tensors(stored.folder)
     require_no_others(stored, tensors, ("layer_weights",))
     weights = tensors.get("layer_weights")

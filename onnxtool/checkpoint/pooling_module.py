@@ -306,3 +306,19 @@ def require_no_others(stored: StoredModule, tensors: Mapping[str, NDArray[np.flo
             f"{stored.folder} of {stored.files.label} has weights that {stored.kind} does not use: {', '.join(others)}",
             "the folder mixes two models, or its config.json was edited; take both from one",
         )
+
+
+def require_known_keys(stored: StoredModule, known: frozenset[str] | None) -> None:
+    """Refuse a module with unknown settings; if `known` is None, all are accepted.
+
+    Raises:
+        OnnxtoolError: it has one.
+    """
+    unknown = [] if known is None else sorted(set(stored.settings) - known)
+    # Disabled flags of unknown modes have no effect; enabled ones are reported as unknown modes.
+    unknown = [key for key in unknown if not key.startswith("pooling_mode_")]
+    if unknown:
+        raise stored.files.refuse(
+            f"{stored.file('config.json')} of {stored.files.label} has the settings {', '.join(unknown)}, "
+            "which onnxtool does not know"
+        )

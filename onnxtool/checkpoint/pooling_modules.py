@@ -29,6 +29,7 @@ from onnxtool.checkpoint.pooling_module import (
     build_places,
     count_setting,
     places_in_torch,
+    require_known_keys,
     stored_tensors,
 )
 from onnxtool.checkpoint.sentence_modules import (
@@ -38,6 +39,7 @@ from onnxtool.checkpoint.sentence_modules import (
     VECTOR,
     SentenceModules,
     StoredModule,
+    is_index,
 )
 from onnxtool.checkpoint.sparse_modules import LargestTerms, SparseAutoEncoder, SpladePooling
 from onnxtool.reports import Json
@@ -340,7 +342,7 @@ class LogitScore(PoolingModule):
         """Read the tokens."""
         settings = stored.settings
         true, false = settings.get("true_token_id"), settings.get("false_token_id")
-        if not _is_index(true) or not (false is None or _is_index(false)):
+        if not is_index(true) or (false is not None and not is_index(false)):
             raise stored.files.malformed(
                 stored.file("config.json"), f"true_token_id {true!r} and false_token_id {false!r} are not tokens"
             )
@@ -349,7 +351,7 @@ class LogitScore(PoolingModule):
             raise stored.files.refuse(
                 f"{stored.kind} of {stored.files.label} reads {source!r}; onnxtool computes it on {cls.reads} alone"
             )
-        return cls(int(str(true)), None if false is None else int(str(false)))
+        return cls(true, false)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -500,22 +502,6 @@ def _read_all(
     return (*read, last.read(StoredModule(last.__name__, "", modules.encoder, files)))
 
 
-def require_known_keys(stored: StoredModule, known: frozenset[str] | None) -> None:
-    """Refuse a module with unknown settings; if `known` is None, all are accepted.
-
-    Raises:
-        OnnxtoolError: it has one.
-    """
-    unknown = [] if known is None else sorted(set(stored.settings) - known)
-    # Disabled flags of unknown modes have no effect; enabled ones are reported as unknown modes.
-    unknown = [key for key in unknown if not key.startswith("pooling_mode_")]
-    if unknown:
-        raise stored.files.refuse(
-            f"{stored.file('config.json')} of {stored.files.label} has the settings {', '.join(unknown)}, "
-            "which onnxtool does not know"
-        )
-
-
 def truncated(modules: tuple[PoolingModule, ...], dimensions: int) -> tuple[PoolingModule, ...]:
     """Return `modules` followed by truncation, and by normalization if they normalize."""
     again = (Normalize(),) if any(isinstance(module, Normalize) for module in modules) else ()
@@ -571,10 +557,6 @@ def works_on_tokens(stored: StoredModule) -> bool:
             f"{TOKENS} or {VECTOR}"
         )
     return given == TOKENS
-
-
-def _is_index(value: Json) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def normalize(vectors: Floats) -> Floats:

@@ -171,13 +171,17 @@ class SentenceModules:
         return _DUAL in self.kinds or text.get("method") == "get_text_features"
 
     @property
+    def _of_calls(self) -> Mapping[str, Json]:
+        """The arguments of the tokenizer's calls."""
+        return as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
+
+    @property
     def max_sequence_length(self) -> int | None:
         """sentence-transformers' truncation limit in tokens; None if no file states it.
 
         `max_length` in the tokenizer's call arguments precedes the tokenizer's own limit, as in version 6.2.
         """
-        text = as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
-        return positive(text.get("max_length")) or positive(self.transformer.get("max_seq_length"))
+        return positive(self._of_calls.get("max_length")) or positive(self.transformer.get("max_seq_length"))
 
     def stated_length(self, task: str) -> int | None:
         """Return sentence-transformers' task-specific token limit, which overrides all others; None if not set.
@@ -185,20 +189,20 @@ class SentenceModules:
         Args:
             task: `query` or `document`.
         """
-        text = as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
         expansion = as_object(self.transformer.get("query_expansion")) if task == "query" else {}
         stated, least = positive(self.transformer.get(f"{task}_length")), positive(expansion.get("length"))
         if expansion.get("strategy") == "fixed":
             return least
-        if positive(text.get("max_length")) is not None or stated is None:
+        if positive(self._of_calls.get("max_length")) is not None or stated is None:
             return None
         return stated if least is None else max(stated, least)
 
     @property
     def adds_special_tokens(self) -> bool:
         """Whether the tokenizer adds special tokens around a text."""
-        text = as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
-        return text.get("add_special_tokens") is not False and not set(STATIC_KINDS).intersection(self.kinds[:1])
+        return self._of_calls.get("add_special_tokens") is not False and not set(STATIC_KINDS).intersection(
+            self.kinds[:1]
+        )
 
     @property
     def lower_cases(self) -> bool:
@@ -221,9 +225,14 @@ def is_number(value: Json) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
+def is_index(value: Json) -> TypeGuard[int]:
+    """Whether a value is a number from 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def positive(value: Json) -> int | None:
     """Return a positive number; None for any other value."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if is_index(value) and value > 0 else None
 
 
 def transformer_folder(files: CheckpointFiles, route: str | None = None) -> str:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.files import MODULE_WEIGHTS, CheckpointFiles
-from onnxtool.checkpoint.sentence_modules import StoredModule, is_number, stays_inside
+from onnxtool.checkpoint.pooling_module import require_known_keys
+from onnxtool.checkpoint.sentence_modules import StoredModule, is_number, positive, stays_inside
 from onnxtool.checkpoint.tokenizer_library import tokenizer_errors
 from onnxtool.checkpoint.tokenizer_trial import require_harmless
 from onnxtool.errors import OnnxtoolError
@@ -46,12 +47,7 @@ class SparseStaticEmbedding:
             OnnxtoolError: it is missing, or the module has unknown settings.
         """
         files = stored.files
-        unknown = sorted(set(stored.settings) - _KEYS)
-        if unknown:
-            raise files.refuse(
-                f"{stored.file('config.json')} of {files.label} has the settings {', '.join(unknown)}, "
-                "which onnxtool does not know"
-            )
+        require_known_keys(stored, _KEYS)
         by_token = table_files(stored)
         weights = _weights_by_token(stored) if by_token else files.read_tensors(stored.folder).get("weight")
         if weights is None or weights.ndim != 1 or not np.isfinite(weights).all():
@@ -59,8 +55,7 @@ class SparseStaticEmbedding:
             raise files.refuse(
                 f"weight in {stored.folder} of {files.label} is {found}; it must have one number for each token"
             )
-        limit = files.read(stored.file(TOKENIZER_CONFIG)).get("model_max_length")
-        return cls(weights, limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None)
+        return cls(weights, positive(files.read(stored.file(TOKENIZER_CONFIG)).get("model_max_length")))
 
     def apply(self, ids: Sequence[int]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Return the terms of a query with nonzero weight, ascending, and their weights, from its token ids."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
-from onnxtool.checkpoint.pooling_module import Builder, PoolingModule, Value
-from onnxtool.checkpoint.pooling_modules import Dense, Normalize, require_known_keys, works_on_tokens
+from onnxtool.checkpoint.pooling_module import Builder, PoolingModule, Value, require_known_keys
+from onnxtool.checkpoint.pooling_modules import Dense, Normalize, works_on_tokens
 from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, StoredModule
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
@@ -149,20 +149,13 @@ def read_token_modules(modules: SentenceModules) -> tuple[PoolingModule, ...]:
     files = modules.modules[0].files
     require_known_settings(modules, files)
     QueryExpansion.of(modules, files)
-    if modules.modules[0].kind not in TRANSFORMERS:
+    if modules.kinds[0] not in TRANSFORMERS or not _CLASSES.keys() >= {*modules.kinds[1:]}:
         raise files.refuse(
             f"{files.label} has the modules {', '.join(modules.kinds)}, and onnxtool computes late interaction of a "
             f"transformer, with {', '.join(_CLASSES)} behind it"
         )
-    stored = modules.modules[1:]
-    unknown = sorted({module.kind for module in stored} - set(_CLASSES))
-    if unknown:
-        raise files.refuse(
-            f"{files.label} has the modules {', '.join(unknown)} in a late-interaction encoder, which onnxtool does "
-            f"not compute there; it computes {', '.join(_CLASSES)}"
-        )
     read = []
-    for module in stored:
+    for module in modules.modules[1:]:
         require_known_keys(module, _CLASSES[module.kind].keys)
         if module.kind == Normalize.__name__ and not works_on_tokens(module):
             continue  # there is no text vector to scale
