@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_Array, _Content = TypeVar("_Array"), TypeVar("_Content")
+_Array = TypeVar("_Array")
+_Content = TypeVar("_Content")
 _MOST_MODULE_BYTES = 1 << 32  # weights of a module; token embedding tables are the largest
 
 # The file that marks a PEFT adapter, alone or next to a model.

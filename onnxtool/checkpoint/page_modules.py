@@ -66,11 +66,7 @@ def require_known_pages(files: CheckpointFiles) -> tuple[str, dict[str, Json]]:
 
 
 def _processor_name(files: CheckpointFiles) -> str:
-    """Return the processor class named in a checkpoint.
-
-    Raises:
-        OnnxtoolError: it is not supported.
-    """
+    """Return the processor class named in a checkpoint."""
     # Processors without other settings were saved without a separate file. If none is named, the model decides.
     names = {file: files.read(file).get("processor_class") for file in (_NAME, PROCESSOR_NAMES[0], _TOKENIZER)}
     names["config.json"] = _OF_MODELS.get(str(files.read("config.json").get("model_type")))

@@ -169,11 +169,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _pillow() -> tuple[Any, Any]:
-    """Return the modules of Pillow.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """Return the modules of Pillow."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:

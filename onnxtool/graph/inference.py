@@ -182,11 +182,7 @@ class Inference:
             totals.unknown[name] += 1
 
     def _charge(self, num_nodes: int, depth: int) -> None:
-        """Count the nodes of a body before following them.
-
-        Raises:
-            LookupError: it is nested too deeply, or too many nodes were followed.
-        """
+        """Count the nodes of a body before following them."""
         self._left -= num_nodes
         if depth >= _MOST_NESTED or self._left < 0:
             raise LookupError("nodes without end")

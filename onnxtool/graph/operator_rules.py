@@ -319,11 +319,7 @@ def _num_elements(call: Call) -> int:
 
 
 def _einsum_sizes(call: Call) -> tuple[dict[str, Size], Shape, str]:
-    """Return the size of each Einsum label, the shape of the axes that `...` stands for, and the result's labels.
-
-    Raises:
-        ValueError: the equation does not fit its inputs.
-    """
+    """Return the size of each Einsum label, the shape of the axes that `...` stands for, and the result's labels."""
     equation = call.attributes["equation"].decode().replace(" ", "")
     left, arrow, result = equation.partition("->")
     sizes: dict[str, Size] = {}

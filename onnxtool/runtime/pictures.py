@@ -201,11 +201,7 @@ def _load_image_processor(files: CheckpointFiles, classes: tuple[str, ...]) -> A
 
 
 def _run(call: Callable[[], Any], files: CheckpointFiles) -> Any:
-    """Return the output of a processor.
-
-    Raises:
-        OnnxtoolError: it fails, for example because of invalid settings, or transformers is not installed.
-    """
+    """Return the output of a processor."""
     try:
         with quiet():
             return call()
@@ -222,11 +218,7 @@ def _run(call: Callable[[], Any], files: CheckpointFiles) -> Any:
 
 
 def _require_small(processor: Any, picture: Image, files: CheckpointFiles) -> int:
-    """Refuse settings that would make an image too large, and return the maximum number of its parts.
-
-    Raises:
-        OnnxtoolError: they would, or are not numbers.
-    """
+    """Refuse settings that would make an image too large, and return the maximum number of its parts."""
     settings, name = processor.to_dict(), type(processor).__name__.removesuffix("Pil")
     try:
         pixels, num_parts = _growth(settings, name, picture)

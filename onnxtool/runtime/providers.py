@@ -77,11 +77,7 @@ class ExecutionProvider:
         return found
 
     def _require_effect(self) -> None:
-        """Refuse what would have no effect: the CPU has nothing to choose, and CUDA's provider is no plugin.
-
-        Raises:
-            OptionError: such a detail was given.
-        """
+        """Refuse what would have no effect: the CPU has nothing to choose, and CUDA's provider is no plugin."""
         given = {"a library": self.library, f"--{_FALLBACK}": self.allow_fallback}
         if self.name in (AUTO, CPU):
             given |= {"an option": self.options, "a device": self.device}

@@ -206,11 +206,7 @@ def _operators(module: torch.fx.GraphModule) -> str:
 
 
 def _checked(kernel: Compiled, module: torch.fx.GraphModule, arguments: Sequence[torch.Tensor]) -> Compiled:
-    """Compare a kernel with the operators it replaces, and give its results their memory layouts.
-
-    Raises:
-        CompilationError: a result differs.
-    """
+    """Compare a kernel with the operators it replaces, and give its results their memory layouts."""
     with unset_fake_temporarily(), torch.no_grad():
         expected, given = module(*arguments), kernel(*arguments)
         is_same = all(map(_is_close, given, expected))

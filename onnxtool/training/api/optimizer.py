@@ -180,11 +180,7 @@ def fit(
 
 
 def _loss_of(outputs: Any) -> float:
-    """Return the loss of a step, float [] or [1], the first output.
-
-    Raises:
-        InputError: the loss has more than one value.
-    """
+    """Return the loss of a step, float [] or [1], the first output."""
     loss = outputs[0] if isinstance(outputs, tuple) else outputs
     values = np.asarray(loss.numpy() if hasattr(loss, "numpy") else loss)
     if values.size != 1:
