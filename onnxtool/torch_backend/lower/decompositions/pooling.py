@@ -240,25 +240,10 @@ def _windows(size: int, num_windows: int, device: torch.device) -> tuple[torch.T
 
 
 def replication_pad_backward(gradient: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
-    """Add the gradients of all copies of a border value to its own."""
-    for place, (before, after) in enumerate(_pairs(padding)):
-        gradient = _gather_copies(gradient, x.dim() - 1 - place, x.shape[-1 - place], before, after)
+    """Add the gradients of all copies of a border value to its own; negative widths crop."""
+    for place, (before, after) in enumerate(zip(padding[::2], padding[1::2], strict=True)):  # last dimension first
+        dim, size = x.dim() - 1 - place, x.shape[-1 - place]
+        copied = torch.arange(-before, size + after, device=x.device).clamp(0, size - 1)
+        zeros = gradient.new_zeros([*gradient.shape[:dim], size, *gradient.shape[dim + 1 :]])
+        gradient = zeros.index_add(dim, copied, gradient)
     return gradient
-
-
-def _gather_copies(gradient: torch.Tensor, dim: int, size: int, before: int, after: int) -> torch.Tensor:
-    zeros = [0, 0] * (gradient.dim() - 1 - dim) + [max(-before, 0), max(-after, 0)]
-    gradient = aten.constant_pad_nd.default(gradient, zeros) if any(zeros) else gradient
-    before, after = max(before, 0), max(after, 0)
-    if not before and not after:
-        return gradient
-    if size == 1:
-        return gradient.sum(dim, keepdim=True)
-    first = gradient.narrow(dim, 0, before + 1).sum(dim, keepdim=True)
-    last = gradient.narrow(dim, before + size - 1, after + 1).sum(dim, keepdim=True)
-    return torch.cat([first, gradient.narrow(dim, before + 1, size - 2), last], dim)
-
-
-def _pairs(padding: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the widths before and after each dimension, last dimension first."""
-    return list(zip(padding[::2], padding[1::2], strict=True))
