@@ -23,15 +23,17 @@ from onnxtool.runtime.providers import (
     resolve_provider,
 )
 
+INT4_FP16 = "int4_fp16"
 # Defined here rather than with the passes, because --help lists them without importing the passes.
 PRECISIONS: dict[str, tuple[str, ...]] = {
-    "cpu": ("fp32", "fp16", "int8", "int4", "auto"),
+    "cpu": ("fp32", "fp16", "int8", "int4", INT4_FP16, "auto"),
     "cuda": ("fp32", "fp16", "int4", "auto"),
     "openvino": ("fp32", "bf16", "int8", "auto"),
 }
 PROVIDER_NAMES = tuple(PRECISIONS)
-PRECISION_NAMES = ("fp32", "fp16", "bf16", "int8", "int4", "auto")
-QUANTIZED = ("int8", "int4")
+PRECISION_NAMES = ("fp32", "fp16", "bf16", "int8", "int4", INT4_FP16, "auto")
+BLOCKS = ("int4", INT4_FP16)
+QUANTIZED = ("int8", *BLOCKS)
 MIXED, PER_ROW, DYNAMIC, STATIC = ACTIVATIONS = ("mixed", "per_row", "dynamic", "static")
 """Quantization modes of int8 activations; the first is the default.
 
@@ -61,6 +63,7 @@ class OptimizeOptions(ProviderOptions):
         cpu: target CPU of int8. `any` and `avx2`: products are exact on every CPU. `vnni` and `arm`: weights have finer
             steps, and products are exact on CPUs whose sums do not saturate. `native`: suited to this machine.
             None for any, or for other precisions.
+        embeddings: the lowest precision of embeddings in int4, `int4` or `int8`; None for int4.
         max_error: upper bound on 1 - cosine of any output; None for the precision's tolerance. In int8 and int4, layers
             stay in higher precision until it holds on the texts of `calibration`; None for 0.01.
         calibration: texts for int8, int4 and auto, one per line or JSON Lines with `contents`; None for onnxtool's own.
@@ -93,8 +96,8 @@ class OptimizeOptions(ProviderOptions):
         str,
         Option(
             "Precision of weights and arithmetic; inputs and outputs keep their types. bf16: float32 weights that the "
-            "provider multiplies in bfloat16. int4: weights in 4-bit blocks. auto: the fastest on this machine within "
-            "--max_error.",
+            "provider multiplies in bfloat16. int4: weights in 4-bit blocks; int4_fp16: the rest in fp16. auto: the "
+            "fastest on this machine within --max_error.",
             choices=PRECISION_NAMES,
         ),
     ] = "fp32"
@@ -116,6 +119,15 @@ class OptimizeOptions(ProviderOptions):
             "do not saturate; on others, infer uses exact products, which are slower. native: suited to this machine.",
             choices=CPUS,
             default="any",
+        ),
+    ] = None
+    embeddings: Annotated[
+        str | None,
+        Option(
+            "The lowest precision of embeddings in int4. int8: standard operators only, for runtimes without "
+            "GatherBlockQuantized, such as onnxruntime-web.",
+            choices=("int4", "int8"),
+            default="int4",
         ),
     ] = None
     model_type: Annotated[
@@ -199,5 +211,7 @@ class OptimizeOptions(ProviderOptions):
         if self.activations is not None and precision != "int8":
             hint = "leave it out: auto tries all" if precision == "auto" else "pass --precision int8"
             raise OptionError(f"--activations is for int8, and the precision is {precision}", hint)
+        if self.embeddings is not None and precision not in BLOCKS:
+            raise OptionError(f"--embeddings is for int4, and the precision is {precision}", "pass --precision int4")
         if self.cpu is not None and precision not in ("int8", "auto"):
             raise OptionError(f"--cpu is for int8 and auto, and the precision is {precision}", "pass --precision int8")

@@ -18,7 +18,16 @@ from onnxtool.model_file.metadata import (
     REQUIRED,
     STEPS_KEY,
 )
-from onnxtool.optimize.options import ANY_CPU, DYNAMIC, EXACT_CPUS, MIXED, NATIVE, STATIC, OptimizeOptions
+from onnxtool.optimize.options import (
+    ANY_CPU,
+    DYNAMIC,
+    EXACT_CPUS,
+    INT4_FP16,
+    MIXED,
+    NATIVE,
+    STATIC,
+    OptimizeOptions,
+)
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
 from onnxtool.optimize.quantization.activations import Feeds, open_written
 from onnxtool.optimize.quantization.adjustments import HEADROOM, NORMALIZED_HEADROOM
@@ -37,7 +46,7 @@ MAX_ERROR = 0.01
 """The default bound on the quantization error: rankings of texts hardly change below it."""
 
 
-_DTYPES = {"fp16": "float16", "int8": "int8", "int4": "int4"}
+_DTYPES = {"fp16": "float16", "int8": "int8", "int4": "int4", INT4_FP16: "int4"}
 # Half of the range of float16: other texts may produce larger values than the calibration texts.
 _LARGEST_IN_FLOAT16 = 65504.0 / 2
 
@@ -121,8 +130,7 @@ class Conversion:
 
     def _prepare(self, model: ir.Model, precision: str, activations: str) -> tuple[Pass, Quantization | None]:
         if precision == "fp16":
-            ranges = measure_ranges(model, self.feeds, self.folder)
-            return to_float16(beyond(ranges, _LARGEST_IN_FLOAT16, LEAST)), None
+            return self._to_float16(model), None
         result = self._quantize(model, precision, activations)
         done = [result.outcome]
 
@@ -169,7 +177,37 @@ class Conversion:
             if exact:  # also for the sessions that measure it here
                 model.metadata_props[EXACT_PRODUCTS_KEY] = REQUIRED
             return to_int8(model, feeds, self.bound, activations=activations, exact=exact, folder=self.folder)
-        return to_int4(model, feeds, self.bound, provider=self.context.provider, folder=self.folder)
+        result = to_int4(
+            model,
+            feeds,
+            self.bound,
+            provider=self.context.provider,
+            tables=self.options.embeddings or "int4",
+            folder=self.folder,
+        )
+        return self._halved(model, result) if precision == INT4_FP16 else result
+
+    def _to_float16(self, model: ir.Model) -> Pass:
+        return to_float16(beyond(measure_ranges(model, self.feeds, self.folder), _LARGEST_IN_FLOAT16, LEAST))
+
+    def _halved(self, model: ir.Model, quantized: Quantized) -> Quantized:
+        """Convert what quantization left in float32 to float16, and measure the error of both against `model`.
+
+        Raises:
+            PassError: it exceeds the bound.
+        """
+        outcome, feeds = quantized.outcome, self.calibration.feeds
+        halved = self._to_float16(outcome.model).apply(outcome.model, self.context)
+        original = open_written(model, self.folder)
+        errors = measure_errors(open_written(halved.model, self.folder), feeds, [original.run(feed) for feed in feeds])
+        report = replace(quantized.report, error=float(errors.max(initial=0.0)), mean_error=float(errors.mean()))
+        if report.error > self.bound:
+            raise PassError(
+                f"the error in {INT4_FP16} is {report.error:.2g}, and {self.bound:g} is allowed",
+                "pass --precision int4, or a larger --max_error",
+            )
+        notes = "; ".join(filter(None, (outcome.note, halved.note)))
+        return Quantized(Outcome(halved.model, outcome.num_changes + halved.num_changes, notes), report, {})
 
     def _describe(self, converted: Converted) -> None:
         """Record in the metadata the precision, and the optimizers that a session must not run."""

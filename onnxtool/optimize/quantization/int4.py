@@ -224,6 +224,7 @@ def to_int4(
     max_error: float | None = None,
     *,
     provider: str = "cpu",
+    tables: str = "int4",
     folder: Path | None = None,
 ) -> Quantized:
     """Quantize the weights of linear layers of a float32 model to 4 bits in blocks, within `max_error`.
@@ -238,6 +239,7 @@ def to_int4(
         feeds: calibration inputs, arrays by input name, on which the error is measured.
         max_error: see `quantize_within`.
         provider: the execution provider of the result.
+        tables: the lowest precision of embeddings, `int4` or `int8`.
         folder: see `quantize_within`.
 
     Raises:
@@ -260,7 +262,7 @@ def to_int4(
             return quantize_int4({layer.name: layer.precision for layer in fallbacks}, grids, provider)
 
         embeddings = (("int4", int4_embeddings(grids)), ("int8", int8_embeddings))
-        return QuantizationConfig((level("int4", 4), level("int8", 8)), convert, embeddings)
+        return QuantizationConfig((level("int4", 4), level("int8", 8)), convert, embeddings[tables == "int8" :])
 
     return quantize_within(model, feeds, max_error, choose, folder)
 

@@ -31,7 +31,12 @@ _WEIGHTS = {
     (MICROSOFT, "Attention"): "weights",
     (MICROSOFT, "QAttention"): "weight",
 }
-_PRECISIONS = {ir.DataType.INT8: "int8", ir.DataType.UINT8: "int8", ir.DataType.FLOAT: "float32"}
+_PRECISIONS = {
+    ir.DataType.INT8: "int8",
+    ir.DataType.UINT8: "int8",
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.FLOAT: "float32",
+}
 _SUFFIXES = ("_int8", "_int4_blocks", "_int8_blocks")
 _DEFAULT_BITS = 4  # of operators that store blocks
 
