@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from onnxtool.model_file import ModelFile as ModelFile
     from onnxtool.optimize import OptimizeOptions as OptimizeOptions
     from onnxtool.optimize import optimize_model as optimize_model
+    from onnxtool.release import export_variants as export_variants
     from onnxtool.runtime.session import open_session as open_session
     from onnxtool.stats import compare_models as compare_models
     from onnxtool.stats import summarize_model as summarize_model
@@ -63,6 +64,7 @@ _MODULES = {
     "ModelFile": "onnxtool.model_file",
     "OptimizeOptions": "onnxtool.optimize",
     "optimize_model": "onnxtool.optimize",
+    "export_variants": "onnxtool.release",
     "open_session": "onnxtool.runtime.session",
     "compare_models": "onnxtool.stats",
     "summarize_model": "onnxtool.stats",

@@ -8,17 +8,32 @@ import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from onnxtool.cli.options import derived_options, dry_run_option, model_argument, report_options
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, emit_plan, format_duration, format_tensor
+from onnxtool.cli.render import (
+    Block,
+    Facts,
+    Heading,
+    Note,
+    Table,
+    emit,
+    emit_plan,
+    format_bytes,
+    format_duration,
+    format_tensor,
+)
 from onnxtool.cli.verify import verdict, verification_blocks
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.report import ExportReport
 from onnxtool.model_file import check_writable
 from onnxtool.reports import TensorInfo, planned_files
+
+if TYPE_CHECKING:
+    from onnxtool.release.variants import Variant
 
 
 @click.command(
@@ -42,6 +57,7 @@ def command(
     from onnxtool.export.run import export_model, plan_export  # imports tracing, which --help does not need
     from onnxtool.export.targets import TARGETS
 
+    TARGETS[options.target].precisions(options.precisions)
     if optimize and not TARGETS[options.target].takes_any_graph:
         raise click.UsageError(
             f"--optimize would leave a second graph where {options.target} reads one; run onnxtool optimize with "
@@ -65,8 +81,15 @@ def command(
     gc.disable()
     atexit.register(gc.freeze)
     optimized = second = None
+    variants: tuple[Variant, ...] = ()
     with progress(quiet=quiet):
-        report = export_model(options)
+        if options.precisions:
+            from onnxtool.release.variants import export_variants
+
+            done = export_variants(options)
+            report, variants = done.export, done.variants
+        else:
+            report = export_model(options)
         if optimize:
             from onnxtool.optimize import OptimizeOptions, optimize_model
 
@@ -79,6 +102,9 @@ def command(
     if report.partner is not None:
         blocks += [Heading("The other encoder"), *export_blocks(report.partner)]
     document: dict[str, object] = {field.name: getattr(report, field.name) for field in fields(report)}
+    if variants:
+        document["variants"] = variants
+        blocks += variant_blocks(variants)
     if stats:
         from onnxtool.cli.stats import summary_blocks
         from onnxtool.summary import summarize_model
@@ -115,6 +141,24 @@ def export_blocks(report: ExportReport) -> list[Block]:
         *(Note(note) for note in report.notes),
         *verification_blocks(report.verification),
     ]
+
+
+def variant_blocks(variants: Sequence[Variant]) -> list[Block]:
+    """Describe the files in other precisions."""
+    rows = [
+        (name, one.precision, format_bytes(one.size_bytes), *map(_error, (one.error, one.max_abs_error)))
+        for one in variants
+        for name in one.files
+    ]
+    figures = ("size", "1 - cosine", "max_abs_error")
+    return [
+        Heading("Files beside it, compared with it"),
+        Table(("file", "precision", *figures), rows, frozenset(figures)),
+    ]
+
+
+def _error(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.2g}"
 
 
 def _rows(kind: str, tensors: Sequence[TensorInfo]) -> list[tuple[str, str, str]]:

@@ -58,6 +58,7 @@ class ExportOptions(Options):
     Attributes:
         output: the ONNX file, or the folder for a target that reads one; None for models/NAME.
         target: the consumer that will run the model, one of TARGET_NAMES.
+        precisions: names of precisions, with commas between them; `export_variants` writes their files.
         dimensions: number of leading dimensions of an embedding to keep; None for all.
         route: the modules that a Router has for some of its texts, by name.
         vectors_as: the storage type of embeddings, one of VECTOR_TYPES; None for as computed.
@@ -91,6 +92,15 @@ class ExportOptions(Options):
         str,
         Option("The consumer of the model; names, layout and files match what it expects.", choices=TARGET_NAMES),
     ] = "plain"
+    precisions: Annotated[
+        str,
+        Option(
+            "With a --target, also write the files in these precisions that it opens, under its names: fp32, fp16, "
+            "int8, uint8, int4 or int4_fp16.",
+            metavar="NAME,...",
+            default="the exported file alone",
+        ),
+    ] = ""
     dimensions: Dimensions = None
     vectors_as: VectorsAs = None
     ranges: RangesFile = UNSET

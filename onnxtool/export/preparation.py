@@ -420,7 +420,7 @@ def _plan_single_call(subject: _Subject) -> Plan:
         modality, side, beside = choose_side(subject.model, modality, signature.sequences, tolerance)
     specification = None
     if not request.target.takes_any_graph:
-        specification = specify(request.target, checkpoint, signature, subject.tokenizer, options.head)
+        specification = specify(request.target, checkpoint, signature, subject.tokenizer, options)
         choice = Choice(specification.use.head, specification.head)
         signature, modality = specification.narrow(signature), specification.fed(modality)
     else:

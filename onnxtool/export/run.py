@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -89,13 +89,18 @@ _Failure = ExportError | VerificationError | SessionError
 
 
 @checked
-def export_model(options: ExportOptions) -> ExportReport:
+def export_model(options: ExportOptions, *, add_files: Callable[[Path, Path], None] | None = None) -> ExportReport:
     """Export a checkpoint to an ONNX file with its tokenizer or processor next to it, verified against PyTorch.
 
     A checkpoint whose Router encodes queries and documents with different models becomes two files, both or none.
 
     Strategies are tried in order until one gives a file with the model's outputs; the report names it, and its notes
     say why earlier ones failed.
+
+    Args:
+        options: export options.
+        add_files: called with the verified graph, while it is staged, and the path that it gets, to write files beside
+            it that appear together with it; None for no others.
 
     Raises:
         CheckpointError: the checkpoint cannot be found, understood or loaded.
@@ -106,7 +111,12 @@ def export_model(options: ExportOptions) -> ExportReport:
     """
     with ExitStack() as outputs:
         check_opset(options.opset)
-        reports = [_export(request, outputs) for request in find_requests(options)]
+        if options.precisions and add_files is None:
+            raise ExportError("export_model writes no further precisions", "call onnxtool.export_variants instead")
+        exported = [_export(request, outputs) for request in find_requests(options)]
+        reports = [report for report, _ in exported]
+        if add_files is not None:
+            add_files(exported[0][1], Path(reports[0].output))
         if len(reports) == 1:
             return reports[0]
         _require_comparable(*reports)
@@ -123,8 +133,8 @@ def _require_comparable(first: ExportReport, second: ExportReport) -> None:
         )
 
 
-def _export(request: Request, outputs: ExitStack) -> ExportReport:
-    """Export one file with the first strategy that works; the file gets its name when `outputs` closes."""
+def _export(request: Request, outputs: ExitStack) -> tuple[ExportReport, Path]:
+    """Export one file, which gets its name when `outputs` closes, with the first strategy that works."""
     options = request.options
     job = prepare(request)
     if not options.force:
@@ -138,22 +148,22 @@ def _export(request: Request, outputs: ExitStack) -> ExportReport:
         if (strategy.fixed and options.require_dynamic) or _would_take_too_long(strategy, failures):
             continue
         try:
-            report = _export_by(strategy, job, verifier, outputs)
+            report, graph = _export_by(strategy, job, verifier, outputs)
         except (ExportError, VerificationError, SessionError) as error:
             failures.append((strategy, error))
             _LOGGER.info("strategy %s failed: %s", strategy.name, _without_staging(error.message))
         else:
-            return _with_reasons(report, strategy, failures)
+            return _with_reasons(report, strategy, failures), graph
     shorter = _best_shorter(failures)
     others = [row for row in failures if shorter is None or row[1] is not shorter[1]]
     while shorter is not None:
         strategy, limit = shorter
         try:
-            report = _export_by(strategy, replace(job, lengths=limit.lengths), verifier, outputs)
+            report, graph = _export_by(strategy, replace(job, lengths=limit.lengths), verifier, outputs)
         except ShorterError as error:  # below the maximum, previously untested thresholds are tried
             shorter = (strategy, error)
         else:
-            return _with_reasons(report, strategy, others)
+            return _with_reasons(report, strategy, others), graph
     if not failures:
         raise ExportError(
             f"{options.exporter} cannot trace for the task {job.plan.task}", "leave --exporter out, or pass another one"
@@ -205,6 +215,8 @@ def _plan_files(request: Request) -> WritePlan:
     if checkpoint.writes_from_encoder:
         graphs.append(encoder_path(paths.graph))
         check_model_output(graphs[-1], force=options.force)
+    precisions = target.precisions(options.precisions)
+    graphs += [paths.graph.with_name(name) for precision in precisions for name in target.variants[precision]]
     names = dict.fromkeys((*SIDECAR_FILES, *(all_files() if source.is_local else ()), *module_files(source)))
     if source.route is not None:  # a route's files describe only its modules
         names.pop(ROUTER_NAME)
@@ -236,8 +248,8 @@ def _would_take_too_long(strategy: ExportStrategy, failures: Sequence[tuple[Expo
     )
 
 
-def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: ExitStack) -> ExportReport:
-    """Trace, write, verify and stamp with one strategy."""
+def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: ExitStack) -> tuple[ExportReport, Path]:
+    """Trace, write, verify and stamp with one strategy; return the staged graph beside the report."""
     options, plan, paths, stopwatch = job.request.options, job.plan, job.request.paths, job.stopwatch
     specification = plan.specification
     model = job.models.take(strategy.attention)
@@ -250,7 +262,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
     for one, links in zip((graph, *encoders), plan.pipeline.links(paths.graph), strict=True):
         one.metadata_props.update({**described, **links})
     opset = default_opset(graph.opset_imports)
-    further = {} if specification is None else specification.adapt(graph)
+    further = {} if specification is None else specification.adapt(graph, _longest(job))
     stopwatch.lap("trace")
     _LOGGER.info("strategy %s traced %d nodes, opset %d", strategy.name, graph.graph.num_nodes(), opset)
     with ExitStack() as output:
@@ -268,6 +280,8 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
         sidecars = staging.folder / paths.files.relative_to(paths.root)
         _write_sidecar_files(job, sidecars)
         staging.obsolete.extend(obsolete_sidecar_files(job.request.source, sidecars, paths.files))
+        if options.force:  # files in other precisions belong to the graph that is replaced
+            staging.obsolete.extend(paths.graph.with_name(name) for name in job.request.target.variant_names)
         stopwatch.lap("write")
         verifications: list[Verification | None] = [None]
         if options.verify:
@@ -286,7 +300,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
             specification.pack(sidecars, files[0])
         exported = ModelFile.open(files[0])
         outputs.push(output.pop_all())
-    return ExportReport(
+    report = ExportReport(
         output=str(paths.graph),
         files=str(paths.files),
         source=job.request.source.model_name,
@@ -312,6 +326,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
         ),
         duration_ms=stopwatch.laps_ms,
     )
+    return report, files[0]
 
 
 def _write_sidecar_files(job: Job, folder: Path) -> None:
@@ -324,8 +339,13 @@ def _write_sidecar_files(job: Job, folder: Path) -> None:
     if job.lengths.longest is not None and job.lengths.longest < (job.lengths.stated or 0):
         state_length(folder, job.lengths.longest)
     if specification is not None:
-        limits = (source.sentence_modules.max_sequence_length, job.lengths.longest)
-        specification.files(folder, min(filter(None, limits), default=None))
+        specification.files(folder, _longest(job))
+
+
+def _longest(job: Job) -> int | None:
+    """Return the maximum number of tokens in a text, by the checkpoint's modules and the file; None for no limit."""
+    limits = (job.request.source.sentence_modules.max_sequence_length, job.lengths.longest)
+    return min(filter(None, limits), default=None)
 
 
 def _check_tokens(job: Job) -> None:

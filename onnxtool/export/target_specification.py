@@ -35,6 +35,7 @@ from onnxtool.export.heads.choice import read_head, require_expanding_token, tas
 from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.modality import BATCH, SEQUENCE, Modality
 from onnxtool.export.modalities.text import TextInputs
+from onnxtool.export.options import ExportOptions
 from onnxtool.export.sidecar_files import read_object, wordpiece_vocabulary, write_changed, write_json
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
@@ -75,6 +76,7 @@ class TargetSpecification:
         ignored: those inputs that the model does not take.
         vocabulary_size: the number of terms that the model weighs; 0 if it weighs none.
         left_out: what the checkpoint provides and the target does not use; empty if it uses everything.
+        precisions: the precisions of the files that are written beside the graph.
     """
 
     target: Target
@@ -89,6 +91,7 @@ class TargetSpecification:
     ignored: tuple[str, ...] = ()
     vocabulary_size: int = 0
     left_out: str = ""
+    precisions: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
@@ -149,8 +152,12 @@ class TargetSpecification:
             modality, names={name: rest for name, rest in modality.names.items() if name not in self.use.unfed}
         )
 
-    def adapt(self, graph: ir.Model) -> dict[str, ir.Model]:
+    def adapt(self, graph: ir.Model, longest: int | None) -> dict[str, ir.Model]:
         """Convert a graph that has the head to the target's form, in place, and return further graphs by file name.
+
+        Args:
+            graph: the graph.
+            longest: the maximum number of tokens in a text; None for no limit.
 
         Raises:
             TargetError: the target cannot read the opset.
@@ -269,15 +276,20 @@ class TargetSpecification:
                     elif name == _MAP:  # transformers 5 keeps its content in tokenizer_config.json
                         write_json(folder / name, dict(self.tokenizer.special_tokens_map))
 
+    def limit(self, longest: int | None) -> int | None:
+        """Return the length at which texts are cut: the smaller of the model's and the tokenizer's; None for none."""
+        stated = positive(self.tokenizer.model_max_length)
+        return min((number for number in (stated, longest) if number is not None and number < _UNLIMITED), default=None)
+
     def _bound_texts(self, path: Path, longest: int | None) -> None:
         """State the maximum text length in tokenizer_config.json and, for a target that pads, the padding token."""
         content = read_object(path)
         config = {key: value for key, value in content.items() if key != "model_max_length"}
-        limits = [n for n in (positive(content.get("model_max_length")), longest) if n is not None and n < _UNLIMITED]
-        changed = {**config, **({"model_max_length": min(limits)} if limits else {})}
+        limit = self.limit(longest)
+        changed = {**config, **({} if limit is None else {"model_max_length": limit})}
         if self.target.pads and not config.get("pad_token"):
             changed["pad_token"] = str(self.tokenizer.pad_token)
-        if self.target.pads and not limits:
+        if self.target.pads and limit is None:
             raise TargetError(
                 f"{self.target.title} needs the length at which texts are cut, but neither tokenizer nor model states "
                 "it",
@@ -359,7 +371,7 @@ def use_for(
 
 
 def specify(
-    target: Target, checkpoint: Checkpoint, signature: Signature, tokenizer: Any, head_name: str = "auto"
+    target: Target, checkpoint: Checkpoint, signature: Signature, tokenizer: Any, options: ExportOptions
 ) -> TargetSpecification:
     """Determine the requirements for exporting a checkpoint for a target that does not accept any graph.
 
@@ -368,14 +380,14 @@ def specify(
         checkpoint: the checkpoint.
         signature: its model's signature.
         tokenizer: the checkpoint's tokenizer.
-        head_name: the head requested by the user, which must be the one that the target needs.
+        options: the head that the user asked for, which must be the one that the target needs, and the precisions.
 
     Raises:
         CheckpointError: the checkpoint pools in an unsupported way.
         TargetError: the target does not accept such a model, needs something it lacks, or needs another head.
     """
     source, title = checkpoint.source, target.title
-    task = task_with_head(head_name, checkpoint.task)
+    task = task_with_head(options.head, checkpoint.task)
     looks_up = source.sentence_modules.query is not None
     kind = INFERENCE_FREE if looks_up else KINDS.get(task, OTHER)
     uses = [use for use in target.uses if use.kind == kind]
@@ -396,7 +408,7 @@ def specify(
     use = use_for(target, task, modules, pads_left=pads_left, looks_up=looks_up)
     if kind == TOKENS:
         require_expanding_token(source, tokenizer)
-    _check_head_name(target, use, head_name)
+    _check_head_name(target, use, options.head)
     _check_inputs(target, signature, checkpoint.architecture)
     declared = use.inputs(tuple(signature.inputs))
     width = signature.outputs.get("logits", (0,))[-1]
@@ -413,6 +425,7 @@ def specify(
         ignored=tuple(name for name in declared if name not in signature.inputs),
         vocabulary_size=width if isinstance(width, int) else 0,
         left_out=_left_out(target, kind, source, is_single=width == 1),
+        precisions=target.precisions(options.precisions),
     )
     specification.accepts()
     head = None if use.head == "none" else trained or read_head(use.head, source)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from onnxtool.release.publishing import push as push
     from onnxtool.release.run import ReleaseReport as ReleaseReport
     from onnxtool.release.run import make_release as make_release
+    from onnxtool.release.variants import VariantsReport as VariantsReport
+    from onnxtool.release.variants import export_variants as export_variants
 
 _MODULES = {
     "check_release": "onnxtool.release.check",
@@ -23,8 +25,20 @@ _MODULES = {
     "CheckReport": "onnxtool.release.check",
     "ReleaseReport": "onnxtool.release.run",
     "make_release": "onnxtool.release.run",
+    "VariantsReport": "onnxtool.release.variants",
+    "export_variants": "onnxtool.release.variants",
 }
 
-__all__ = ["CheckReport", "ReleaseConfig", "ReleaseReport", "check_release", "make_release", "push", "read_config"]
+__all__ = [
+    "CheckReport",
+    "ReleaseConfig",
+    "ReleaseReport",
+    "VariantsReport",
+    "check_release",
+    "export_variants",
+    "make_release",
+    "push",
+    "read_config",
+]
 
 __getattr__ = lazy_names(__name__, _MODULES)

@@ -23,7 +23,7 @@ from onnxtool.runtime.providers import parse_provider
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 # Options that the release sets itself.
 _OWN = {
-    "export": ("model_name", "revision", "output", "target", "force", "verify"),
+    "export": ("model_name", "revision", "output", "target", "precisions", "force", "verify"),
     "optimize": (
         *("model_path", "output", "precision", "provider", "force", "verify", "timing"),
         *("provider_options", "provider_library", "allow_fallback"),  # part of the text of the provider
@@ -52,7 +52,7 @@ class ReleaseConfig(Options):
         output: the folder of the release.
         precisions: precisions of the plain files; the others are compared with the first.
         provider: the execution provider that the files are for.
-        targets: consumers that each get a folder, in the first precision.
+        targets: consumers that each get a folder: the exported file, and one in each of `precisions` that they open.
         allowed_licenses: if not empty, the checkpoint's license must be one of these.
         last: the folder of the previous release, to compare with; None for none.
         data: the test collection; None for no evaluation.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
@@ -13,9 +14,11 @@ from onnxtool.errors import GateError, InputError
 from onnxtool.evaluation import EvaluateOptions, evaluate_model
 from onnxtool.evaluation.run import needs_base
 from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.targets import TARGETS
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import HEAD_KEY, TASK_KEY, WEIGHTS_KEY, License
 from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.optimize.options import BLOCKS, QUANTIZED
 from onnxtool.options import Options
 from onnxtool.progress import tell
 from onnxtool.release.config import ReleaseConfig
@@ -33,6 +36,7 @@ from onnxtool.release.facts import (
     read_facts,
     verified_steps,
 )
+from onnxtool.release.variants import export_variants
 from onnxtool.runtime.machine import processor_name
 from onnxtool.stats import summarize_model
 from onnxtool.summary.gates import parse_gate
@@ -44,8 +48,9 @@ _TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "special_tokens_map", "spiec
 _TAKEN_BY = {
     "activations": ("int8",),
     "cpu": ("int8",),
-    "max_error": ("int8", "int4"),
-    "calibration": ("int8", "int4"),
+    "max_error": QUANTIZED,
+    "calibration": QUANTIZED,
+    "embeddings": BLOCKS,
 }
 _STAMPS = {
     "source": "onnxtool.source",
@@ -94,7 +99,7 @@ def make_contents(config: ReleaseConfig, inputs: Mapping[str, str], folder: Path
     for target in config.targets:
         tell(f"making the files for {target}")
         (folder / target).mkdir()
-        _export(_export_options(config, folder / target, target))
+        export_variants(_export_options(config, folder / target, target), settings=partial(_optimize_options, config))
     return ReleaseFacts(
         name=config.name,
         provenance=Provenance(
@@ -138,8 +143,15 @@ def all_options(config: ReleaseConfig) -> list[Options]:
 
 
 def _export_options(config: ReleaseConfig, output: Path, target: str = "plain") -> ExportOptions:
+    opened = (precision for precision in config.precisions if precision in TARGETS[target].variants)
     return ExportOptions(
-        config.checkpoint, output=output, target=target, revision=config.revision, force=True, **config.export
+        config.checkpoint,
+        output=output,
+        target=target,
+        precisions=",".join(opened),
+        revision=config.revision,
+        force=True,
+        **config.export,
     )
 
 

@@ -67,6 +67,8 @@ def specification(
         ("tei", "sentence-similarity", (Pooling(("lasttoken",)),), "last_hidden_state"),
         ("tei", "text-classification", (), "logits"),
         ("transformers.js", "token-classification", (), "logits"),
+        ("transformers.js", "sentence-similarity", (MEAN, Normalize()), "last_hidden_state"),
+        ("transformers.js", "sentence-similarity", (Pooling(("lasttoken",)),), "sentence_embedding"),
     ],
 )
 def test_what_a_consumer_cannot_compute_is_in_the_graph(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
+from onnxtool.errors import TargetError
 from onnxtool.reports import TensorInfo
 
 # Kinds of models, by task. Consumers of sparse encoders treat a masked language model whose checkpoint does not mention
@@ -99,6 +100,8 @@ class Target:
         notes: what follows it for each kind of model.
         scaling: the texts for `{scaling}`: if it need not scale vectors to length 1, and if it must.
         module: the module in this package with its code; empty for none.
+        variants: the names of the files beside the graph that it opens for a precision, by precision.
+        embeddings: the lowest precision of embeddings in int4 that its onnxruntime has operators for.
     """
 
     name: str
@@ -119,6 +122,28 @@ class Target:
     notes: Mapping[str, str] = field(default_factory=dict)
     scaling: tuple[str, str] = ("", "")
     module: str = ""
+    variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    embeddings: str = "int4"
+
+    @property
+    def variant_names(self) -> tuple[str, ...]:
+        """The names of all files that it may open beside the graph."""
+        return tuple(name for names in self.variants.values() for name in names)
+
+    def precisions(self, names: str) -> tuple[str, ...]:
+        """Return the precisions in `names`, which are separated by commas.
+
+        Raises:
+            TargetError: it opens no file for one of them.
+        """
+        found = tuple(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
+        if wrong := [name for name in found if name not in self.variants]:
+            opened = f"it opens files in {', '.join(self.variants)}" if self.variants else "it opens one file"
+            raise TargetError(
+                f"{self.title} has no name for a file in {wrong[0]!r} (--precisions): {opened}",
+                "leave it out; `onnxtool optimize --precision` writes files in any precision",
+            )
+        return found
 
     @property
     def takes_any_graph(self) -> bool:
@@ -151,6 +176,13 @@ _CLASSIFIERS = Use(SCORES, (_SCORES,))
 _BY_MODULES = tuple(
     Use(kind, (output,), after=None) for kind, output in ((DENSE, _STATES), (SPARSE, _LOGITS), (SCORES, _SCORES))
 )
+# As export_optimized_onnx_model and export_dynamic_quantized_onnx_model name their files (backend/optimize.py and
+# backend/quantize.py), which `file_name` in model_kwargs opens.
+_EXPORTED = {
+    "fp32": ("model_O2.onnx",),
+    "fp16": ("model_O4.onnx",),
+    "int8": ("model_qint8_avx512_vnni.onnx",),
+}
 _SCALES = ("; it scales vectors to length 1, unlike this checkpoint", "")
 
 _TABLE = (
@@ -208,6 +240,8 @@ _TABLE = (
         },
         scaling=("False", "True"),
         module="fastembed",
+        # The names in its own lists; a model of one's own names any file as `model_file`.
+        variants={"fp32": ("model_optimized.onnx",), "fp16": ("model_fp16.onnx",), "int8": ("model_quantized.onnx",)},
     ),
     # infinity-emb 0.0.78: transformer/embedder/optimum.py, transformer/crossencoder/optimum.py. With the path that it
     # passes, optimum finds no graph in a subfolder, nor from another folder.
@@ -221,6 +255,8 @@ _TABLE = (
         ),
         tokenizer_of="transformers",
         length_in="config.json",
+        # transformer/utils_optimum.py: of several files, one called quantized on the CPU, and model.onnx elsewhere.
+        variants={"fp32": (), "int8": ("model_quantized.onnx",)},
         note="in the folder, start infinity_emb v2 --model-id . --engine optimum",
         notes={DENSE: " --pooling-method {pooling}{scaling}", SCORES: "; scores are the model's logits"},
         scaling=_SCALES,
@@ -268,6 +304,7 @@ _TABLE = (
         graph=_NESTED,
         tokenizer_of="sentence-transformers",
         note='load it with backend="onnx" in sentence-transformers 5 with optimum-onnx and transformers 4',
+        variants=_EXPORTED,
     ),
     Target(  # sentence-transformers 6.2, with a transformer that onnxtool.sentence_transformers runs
         "sentence-transformers",
@@ -283,6 +320,7 @@ _TABLE = (
         versions=None,
         tokenizer_of="sentence-transformers",
         module="sentence_transformers",
+        variants=_EXPORTED,
     ),
     Target(  # backends/ort/src/lib.rs
         "tei",
@@ -297,11 +335,21 @@ _TABLE = (
     Target(  # Transformers.js 4.3
         "transformers.js",
         "Transformers.js",
-        (_BY_CONSUMER, _IN_GRAPH, replace(_SPLADE, after=None), _CLASSIFIERS, Use(TAGS, (_LOGITS,))),
+        # It pools the last place of a batch, which is padding for most texts.
+        (_BY_MEAN_OR_CLS, _IN_GRAPH, replace(_SPLADE, after=None), _CLASSIFIERS, Use(TAGS, (_LOGITS,))),
         graph=_NESTED,
         refused=((OTHER, "decoders need their cache as inputs there; pass --target plain for a graph without one"),),
         length_in=_LENGTH_FILE,
         functions=("Softmax", "Softmax", "Sigmoid", "Sigmoid"),  # src/pipelines/text-classification.js
+        module="transformers_js",
+        variants={  # src/utils/dtypes.js; in a browser, the default is q8: model_quantized.onnx
+            "fp32": (),
+            "fp16": ("model_fp16.onnx",),
+            "int8": ("model_quantized.onnx", "model_int8.onnx"),
+            "int4": ("model_q4.onnx",),
+            "int4_fp16": ("model_q4f16.onnx",),
+        },
+        embeddings="int8",  # onnxruntime-web's build for WebGPU has no GatherBlockQuantized on the CPU
     ),
     # Vespa 8: SpladeEmbedder.java, which fails if the graph lacks an input that it feeds, and HuggingFaceEmbedder.java,
     # which checks first.
@@ -319,6 +367,8 @@ _TABLE = (
             "<transformer-output>{output}</transformer-output>{scaling}",
         },
         scaling=("", "<normalize>true</normalize>"),
+        # The path in services.xml names any file; these names are ours.
+        variants={"fp32": ("model_optimized.onnx",), "fp16": ("model_fp16.onnx",), "int8": ("model_int8.onnx",)},
     ),
 )
 TARGETS = {target.name: target for target in _TABLE}

@@ -22,7 +22,7 @@ from onnxtool.errors import TargetError
 from onnxtool.export.sidecar_files import query_weights, read_object, write_json
 from onnxtool.export.source import Source
 from onnxtool.export.target_specification import TargetSpecification
-from onnxtool.export.targets import INFERENCE_FREE, TOKENS
+from onnxtool.export.targets import INFERENCE_FREE, SPARSE, TOKENS
 from onnxtool.runtime.tokens import ReadTokens
 
 # Its Colbert class has hard-coded settings: the tokens inserted after the first token of a text, the query expansion,
@@ -42,6 +42,11 @@ class FastembedSpecification(TargetSpecification):
             raise TargetError(
                 f"fastembed's late interaction is fixed to {_COLBERT}; {self.source.model_name} has {'; '.join(other)}",
                 "pass --target sentence-transformers, whose MultiVectorEncoder follows the checkpoint",
+            )
+        if self.use.kind in (SPARSE, INFERENCE_FREE, TOKENS) and self.precisions:
+            raise TargetError(
+                f"fastembed opens model.onnx alone for {self.use.kind}, whose lists take no models of one's own",
+                "leave --precisions out",
             )
         super().accepts()
 

@@ -1,0 +1,133 @@
+"""Write the files that a consumer opens in several precisions, each verified, with its error against the export."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.report import ExportReport
+from onnxtool.export.targets import TARGETS, Target
+from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.optimize.options import BLOCKS
+from onnxtool.optimize.report import OptimizeReport
+from onnxtool.options import checked
+from onnxtool.progress import tell
+from onnxtool.reading import read_text
+from onnxtool.reports import short_repr
+from onnxtool.verification import Verification
+
+# Return the options that make a file in a precision, given the path of the exported file and its own.
+Settings = Callable[[str, Path, Path], OptimizeOptions]
+
+_CARD = "README.md"
+_BEGIN, _END = "<!-- onnxtool: files -->", "<!-- /onnxtool -->"
+
+
+@short_repr
+@dataclass(frozen=True)
+class Variant:
+    """A file in one precision.
+
+    Attributes:
+        files: its names in the folder; a consumer may open the same bytes by several.
+        error: the largest 1 - cosine of an output, or of a row of one, against the export: on calibration texts for
+            quantized files, otherwise on the inputs of the verification; None if it was not measured.
+        max_abs_error: the largest difference of an output on the inputs of the verification.
+        verification: the comparison with the export.
+    """
+
+    precision: str
+    files: tuple[str, ...]
+    size_bytes: int
+    error: float | None
+    max_abs_error: float | None
+    verification: Verification | None
+
+
+@short_repr
+@dataclass(frozen=True)
+class VariantsReport:
+    """An export, and the files beside it.
+
+    Attributes:
+        export: the export, whose file the others are made from and compared with.
+        variants: the others, in the order of the precisions.
+    """
+
+    export: ExportReport
+    variants: tuple[Variant, ...]
+
+
+@checked
+def export_variants(options: ExportOptions, *, settings: Settings | None = None) -> VariantsReport:
+    """Export a checkpoint for a target, and write the files in `options.precisions` that it opens beside the export.
+
+    All files appear together, or none. Each is made from the exported file and compared with it; the README.md of the
+    folder lists them with their errors.
+
+    Args:
+        options: export options.
+        settings: makes the options of each file; None for the defaults of `optimize_model`.
+
+    Raises:
+        TargetError: the target opens no file in one of the precisions.
+        OnnxtoolError: as `export_model` and `optimize_model`.
+    """
+    target, made = TARGETS[options.target], list[Variant]()
+    precisions = [name for name in target.precisions(options.precisions) if target.variants[name]]
+    depth = len(Path(target.graph).parts) - 1
+
+    def by_default(precision: str, source: Path, output: Path) -> OptimizeOptions:
+        return OptimizeOptions(source, output=output, precision=precision, verify=options.verify, timing=False)
+
+    make = by_default if settings is None else settings
+
+    def add_files(graph: Path, place: Path) -> None:
+        made.extend(_write(graph, precision, target, make) for precision in precisions)
+        card = place.parents[depth] / _CARD
+        before = read_text(card) if card.is_file() else f"# {place.parents[depth].name}\n"
+        section = _section(graph, made)
+        (graph.parents[depth] / _CARD).write_text(_with_section(before, section), encoding="utf-8")
+
+    return VariantsReport(export_model(options, add_files=add_files), tuple(made))
+
+
+def _write(graph: Path, precision: str, target: Target, make: Settings) -> Variant:
+    """Write the files in one precision beside the exported graph."""
+    first, *others = (graph.with_name(name) for name in target.variants[precision])
+    tell(f"making {first.name}")
+    options = make(precision, graph, first)
+    report = optimize_model(replace(options, embeddings=target.embeddings) if precision in BLOCKS else options)
+    for other in others:
+        shutil.copyfile(first, other)
+    return Variant(precision, target.variants[precision], first.stat().st_size, *_errors(report), report.verification)
+
+
+def _errors(report: OptimizeReport) -> tuple[float | None, float | None]:
+    """Return 1 - cosine and the largest difference from the export; None for what was not measured."""
+    compared = report.verification
+    if report.quantization is not None:
+        error: float | None = report.quantization.error
+    else:
+        error = None if compared is None else 1 - compared.cosine_min
+    return error, None if compared is None else compared.max_abs_error
+
+
+def _section(graph: Path, variants: Sequence[Variant]) -> str:
+    """Return the table of the files as Markdown."""
+    rows = [(graph.name, "fp32", graph.stat().st_size, "the export, compared with PyTorch")]
+    for one in variants:
+        error = "not measured" if one.error is None else f"1 - cosine at most {one.error:.2g}"
+        rows += [(name, one.precision, one.size_bytes, error) for name in one.files]
+    lines = [f"| {name} | {precision} | {size / 1e6:.1f} | {error} |" for name, precision, size, error in rows]
+    return "\n".join(("| file | precision | MB | error against the first |", "|---|---|---:|---|", *lines))
+
+
+def _with_section(card: str, section: str) -> str:
+    """Return the card with the section between our two marks, which is replaced if it is there."""
+    head, begin, rest = card.partition(_BEGIN)
+    tail = rest.partition(_END)[2] if begin else ""
+    return f"{head.rstrip()}\n\n{_BEGIN}\n## Files\n\n{section}\n{_END}\n{tail.lstrip()}"
