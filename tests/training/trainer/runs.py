@@ -1,12 +1,13 @@
 """Whole runs of a trainer, in one process and in two: the loss of every step, and the parameters after the last.
 
-As a program, with the variables of torch.distributed, this is one of two processes: `runs.py STEPS FOLDER`.
+As a program, with the variables of torch.distributed, this is the two processes: `runs.py STEPS FOLDER`.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -15,17 +16,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
-from transformers import BertConfig, BertForMaskedLM, PrinterCallback, Trainer, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainingArguments
 
 from onnxtool.training import OrtTrainer
-from tests.training.trainer.trainers import Sorter, classified
+from tests.training.trainer.trainers import VOCABULARY, Sorter, Tagger, classified
 
-LENGTH, WORDS, BATCH, EXAMPLES, HIDDEN_SHARE = 24, 400, 4, 32, 0.15
+LENGTH, BATCH, EXAMPLES, HIDDEN_SHARE = 24, 4, 32, 0.15
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -49,7 +49,7 @@ class Run:
 def examples() -> list[dict[str, torch.Tensor]]:
     """Return texts with 15 % of their tokens to find."""
     draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(1, WORDS, (EXAMPLES, LENGTH), generator=draw)
+    tokens = torch.randint(1, VOCABULARY, (EXAMPLES, LENGTH), generator=draw)
     labels = torch.where(torch.rand(tokens.shape, generator=draw) < HIDDEN_SHARE, tokens, -100)
     return [
         {"input_ids": row, "attention_mask": torch.ones_like(row), "labels": label}
@@ -57,31 +57,25 @@ def examples() -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def bert() -> torch.nn.Module:
-    """A BERT of one layer with dropout."""
-    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return BertForMaskedLM(BertConfig(vocab_size=WORDS, intermediate_size=64, max_position_embeddings=LENGTH, **sizes))
-
-
 def train(
     trainer_class: type[Trainer],
     folder: Path,
     steps: int,
     *,
-    make: Callable[[], torch.nn.Module] = bert,
+    make: Callable[[], torch.nn.Module] = Tagger,
     texts: Sequence[dict[str, torch.Tensor]] | None = None,
     resumed_from: Path | None = None,
 ) -> Run:
     """Train a new model; half of the way there is a checkpoint, in `folder`.
 
-    Gradients are accumulated over two batches and clipped; labels of BERT are smoothed. All batches have one
-    size, so each run compiles once.
+    Gradients are accumulated over two batches and clipped; labels of tokens are smoothed. All batches have
+    one size, so each run compiles once.
     """
     torch._dynamo.reset()  # as PyTorch's documentation has it
     torch.manual_seed(0)
     arguments = TrainingArguments(
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=BATCH, gradient_accumulation_steps=2,
-        label_smoothing_factor=0.1 if make is bert else 0.0, learning_rate=1e-3, logging_steps=1,
+        label_smoothing_factor=0.1 if make is Tagger else 0.0, learning_rate=1e-3, logging_steps=1,
         save_steps=steps // 2, use_cpu=True, report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = trainer_class(model=make(), args=arguments, train_dataset=texts or examples())
@@ -98,25 +92,29 @@ def two_processes(steps: int) -> float:
         taken.close()
         variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2"}
         variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-        processes = [
-            subprocess.Popen(
-                [sys.executable, __file__, str(steps), name],
-                env={**os.environ, **variables, "RANK": rank, "LOCAL_RANK": rank},
-                stderr=subprocess.PIPE,
-                encoding="utf-8",
-            )
-            for rank in "01"
-        ]
-        errors = [process.communicate()[1] for process in processes]
-        if any(process.returncode for process in processes):
-            raise RuntimeError(f"the two processes failed:\n{errors}")
+        command = [sys.executable, __file__, str(steps), name]
+        done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"the two processes failed:\n{done.stderr}")
         return float(json.loads((Path(name) / "difference.json").read_text(encoding="utf-8")))
 
 
-def be_one_of_two(steps: int, folder: Path) -> None:
+def be_two(steps: int, folder: Path) -> int:
+    """Train in two processes, which share what this one imported; return how many of them failed."""
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=be_one_of_two, args=(steps, folder, rank)) for rank in "01"]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return sum(process.exitcode != 0 for process in processes)
+
+
+def be_one_of_two(steps: int, folder: Path, rank: str) -> None:
     """Train both; the first process writes down the difference, all insist on equal parameters."""
     import torch.distributed as dist
 
+    os.environ.update(RANK=rank, LOCAL_RANK=rank)
     plain, ours = (
         train(one, folder / one.__name__, steps, make=Sorter, texts=classified(EXAMPLES))
         for one in (Trainer, OrtTrainer)
@@ -135,4 +133,4 @@ def be_one_of_two(steps: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    be_one_of_two(int(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(be_two(int(sys.argv[1]), Path(sys.argv[2])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
-from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.loss.loss_utils import ForMaskedLMLoss
+from transformers.modeling_outputs import MaskedLMOutput, SequenceClassifierOutput
 
 from onnxtool.training import OrtTrainer
 
@@ -63,6 +65,33 @@ class Sorter(torch.nn.Module):
         logits = self.output(self.dropout(torch.tanh(self.hidden(mean))))
         loss = None if labels is None else torch.nn.functional.cross_entropy(logits, labels)
         return SequenceClassifierOutput(loss, logits) if self._return_dict else (loss, logits)
+
+
+class Tagger(torch.nn.Module):
+    """A classifier of tokens that is not of transformers, with dropout and an output head that rows are kept from.
+
+    It takes the number of labels of a step, as models of transformers do, and is compiled in a third of their time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.config = SimpleNamespace()  # the Trainer looks into it where losses are smoothed
+        self.embedding = torch.nn.Embedding(VOCABULARY, 8)
+        self.hidden = torch.nn.Linear(8, 8)
+        self.dropout = torch.nn.Dropout(0.1)
+        self.head = torch.nn.Linear(8, VOCABULARY)
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        """Return the layer that transformers calls so."""
+        return self.head
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: Any = None, labels: torch.Tensor | None = None, **more: Any
+    ) -> MaskedLMOutput:
+        logits = self.head(self.dropout(torch.tanh(self.hidden(self.embedding(input_ids)))))
+        loss = None if labels is None else ForMaskedLMLoss(logits, labels, VOCABULARY, **more)
+        return MaskedLMOutput(loss, logits)
 
 
 def decoder() -> torch.nn.Module:
