@@ -14,12 +14,13 @@ import torch
 from onnx import numpy_helper
 from safetensors.torch import load_file
 
-from onnxtool import ExportOptions, OptimizeOptions, VerifyOptions, export_model, optimize_model, verify
+from onnxtool import ExportOptions, OptimizeOptions, VerifyOptions, optimize_model, verify
 from onnxtool.errors import CheckpointError, ExportError, InputError, ModelFileError, OptionError
 from onnxtool.export.agreement import compare_with_checkpoint
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY, stamp
 from onnxtool.runtime.comparison import Case
+from tests import generators
 from tests.cli.entry_point import run_onnxtool
 from tests.workshop import Workshop
 
@@ -139,8 +140,7 @@ def test_a_checkpoint_in_a_pickle_is_read_if_allowed(exported: Path, workshop: W
 
 def test_a_decoder_is_compared_token_by_token(workshop: Workshop, tmp_path: Path) -> None:
     """One of other weights is told apart, and samples of a step are refused."""
-    model, checkpoint = tmp_path / "decoder.onnx", workshop.checkpoint("tiny-decoder")
-    export_model(ExportOptions(checkpoint, output=model, task="text-generation-with-past"))
+    model, checkpoint = generators.exported(workshop, "llama"), generators.checkpoint(workshop, "llama")
     assert verify(model, checkpoint).passed
     assert not verify(damage(model, tmp_path / "damaged.onnx"), checkpoint).passed
     with pytest.raises(ExportError, match="on its own prompts"):
@@ -159,7 +159,7 @@ def test_a_stamp_that_asks_for_more_is_refused(exported: Path, workshop: Worksho
 
 def test_files_of_other_inputs_are_refused(exported: Path, workshop: Workshop) -> None:
     with pytest.raises(InputError, match="has the inputs attention_mask, input_ids, and"):
-        verify(workshop.exported("tiny-classifier"), exported)
+        verify(workshop.exported("tiny-classifier", exporter="torchscript"), exported)
     with pytest.raises(ModelFileError, match="no such model file"):
         verify(exported, exported.with_name("typo.onnx"))
     with pytest.raises(OptionError, match="--revision is for a checkpoint, and .*tiny-encoder.onnx is an ONNX file"):

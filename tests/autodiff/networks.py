@@ -21,7 +21,7 @@ from tests.autodiff.gradients import run_onnxruntime
 from tests.workshop import Workshop
 
 IGNORED = -100
-_VOCABULARY, _HIDDEN, _HEADS, _LAYERS, _TOKENS, _SAMPLES = 37, 16, 2, 2, 7, 3
+_VOCABULARY, _HIDDEN, _HEADS, _TOKENS, _SAMPLES = 37, 16, 2, 7, 3
 
 
 class _Logits(nn.Module):
@@ -195,7 +195,7 @@ _SIZES: dict[str, Any] = {
     "vocab_size": _VOCABULARY,
     "hidden_size": _HIDDEN,
     "num_attention_heads": _HEADS,
-    "num_hidden_layers": _LAYERS,
+    "num_hidden_layers": 1,
     "intermediate_size": 24,
     "max_position_embeddings": 20,
 }
@@ -214,7 +214,7 @@ def _of_text(model: nn.Module, labels: torch.Tensor | None = None) -> Network:
 def _bert() -> Network:
     from transformers import BertConfig, BertForMaskedLM
 
-    return _of_text(BertForMaskedLM(BertConfig(**_SIZES, **_NO_DROPOUT)))
+    return _of_text(BertForMaskedLM(BertConfig(**{**_SIZES, **_NO_DROPOUT, "num_hidden_layers": 2})))
 
 
 def _roberta() -> Network:
@@ -228,7 +228,7 @@ def _distilbert() -> Network:
     from transformers import DistilBertConfig, DistilBertForTokenClassification
 
     config = DistilBertConfig(
-        vocab_size=_VOCABULARY, dim=_HIDDEN, hidden_dim=24, n_heads=_HEADS, n_layers=_LAYERS, dropout=0.0,
+        vocab_size=_VOCABULARY, dim=_HIDDEN, hidden_dim=24, n_heads=_HEADS, n_layers=1, dropout=0.0,
         attention_dropout=0.0, max_position_embeddings=20, num_labels=5,
     )  # fmt: skip
     return _of_text(DistilBertForTokenClassification(config), torch.randint(5, (_SAMPLES, _TOKENS)))
@@ -238,7 +238,7 @@ def _gpt2() -> Network:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=_VOCABULARY, n_embd=_HIDDEN, n_head=_HEADS, n_layer=_LAYERS, n_positions=20, resid_pdrop=0.0,
+        vocab_size=_VOCABULARY, n_embd=_HIDDEN, n_head=_HEADS, n_layer=1, n_positions=20, resid_pdrop=0.0,
         embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
     )  # fmt: skip
     return _of_text(GPT2LMHeadModel(config))
@@ -254,7 +254,7 @@ def _t5() -> Network:
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
-        vocab_size=_VOCABULARY, d_model=_HIDDEN, d_kv=8, d_ff=24, num_layers=_LAYERS, num_heads=_HEADS,
+        vocab_size=_VOCABULARY, d_model=_HIDDEN, d_kv=8, d_ff=24, num_layers=2, num_heads=_HEADS,
         dropout_rate=0.0, use_cache=False, feed_forward_proj="gated-gelu",
     )  # fmt: skip
     inputs = (torch.randint(3, _VOCABULARY, (_SAMPLES, _TOKENS)), torch.randint(3, _VOCABULARY, (_SAMPLES, 5)))

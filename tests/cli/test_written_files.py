@@ -46,6 +46,21 @@ def watch(event, given):
 sys.addaudithook(watch)
 """
 
+# Runs each line that it reads as a command, in a process that has the libraries already, and prints its exit code.
+RUNNER = """
+import os, sys
+import onnxtool
+import onnxruntime, torch, transformers
+from onnxtool.cli import run
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        os.dup2(2, 1)
+        sys.argv = ["onnxtool", *line.split()]
+        run()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
 
 @pytest.mark.slow
 def test_commands_write_what_the_table_says(tmp_path: Path, workshop: Workshop) -> None:
@@ -63,17 +78,27 @@ def test_commands_write_what_the_table_says(tmp_path: Path, workshop: Workshop) 
     (work / "texts.txt").write_text("a cat\na dog\n")
     (work / "release.toml").write_text('name = "mini"\ncheckpoint = "checkpoint"\noutput = "released"\n')
     assert {words.split()[0] for words, _ in ROWS} == set(COMMANDS)
-    for words, documented in ROWS:
-        before = {path: (root / path).lstat().st_mtime_ns for path in files_in(root)}
-        command = [sys.executable, "-m", "onnxtool", *words.split()]
-        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, encoding="utf-8", check=False)
-        assert done.returncode == 0, done.stderr
-        changed = {path for path in files_in(root) if before.get(path) != (root / path).lstat().st_mtime_ns}
-        names = [name.replace("~", "home") for name in re.findall(r"`(.+?)`", documented) if not name.startswith("--")]
-        files = {name if name.startswith("home/") else f"work/{name}" for name in names if name != "work"}
-        folders = tuple(name for name in files if name.endswith("/"))
-        assert {path for path in changed if not path.startswith(folders)} == files - {*folders}, words
-        assert not [*(root / "tmp").iterdir()], words
+    command, pipe = [sys.executable, "-c", RUNNER], subprocess.PIPE
+    with (
+        (tmp_path / "printed").open("w") as printed,
+        subprocess.Popen(command, cwd=work, env=environment, stdin=pipe, stdout=pipe, stderr=printed, text=True) as run,
+    ):
+        assert run.stdin
+        assert run.stdout
+        for words, documented in ROWS:
+            before = {path: (root / path).lstat().st_mtime_ns for path in files_in(root)}
+            run.stdin.write(f"{words}\n")
+            run.stdin.flush()
+            assert run.stdout.readline() == "0\n", (tmp_path / "printed").read_text()
+            changed = {path for path in files_in(root) if before.get(path) != (root / path).lstat().st_mtime_ns}
+            names = [
+                name.replace("~", "home") for name in re.findall(r"`(.+?)`", documented) if not name.startswith("--")
+            ]
+            files = {name if name.startswith("home/") else f"work/{name}" for name in names if name != "work"}
+            folders = tuple(name for name in files if name.endswith("/"))
+            assert {path for path in changed if not path.startswith(folders)} == files - {*folders}, words
+            assert not [*(root / "tmp").iterdir()], words
+        run.stdin.close()
     written = log.read_text().splitlines()
     assert f"{work}/released" in written
     elsewhere = [path for path in written if not path.startswith((str(root), "/dev/", "/proc/"))]

@@ -55,6 +55,14 @@ WINDOW = 8
 llama = partial(generators.make_model, "llama")
 
 
+def shallow_llama() -> Any:
+    """One layer of keys and values."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {**SIZES, **HEADS, "num_hidden_layers": 1}
+    return LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=96))
+
+
 def gemma3() -> Any:
     """Layers with a sliding window beside layers without."""
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
@@ -217,7 +225,7 @@ def test_a_sliding_window_slides(folder: Path) -> None:
 
 def test_keys_and_values_grow_in_the_loop_as_well(folder: Path) -> None:
     """The loop is for any model whose step for one token can be traced, attention included."""
-    exported = export(llama, "token by token", folder / "looping-llama.onnx")
+    exported = export(shallow_llama, "token by token", folder / "looping-llama.onnx")
     assert verify_generation(exported.path, exported.answers, TOLERANCES["fp32"]).passed
 
 
@@ -418,8 +426,8 @@ def test_a_decoder_of_pictures_and_text_gives_its_text_with_a_cache(tmp_path: Pa
     import transformers
 
     config = transformers.Gemma3Config(
-        text_config={**TEXT, "head_dim": 8, "num_key_value_heads": 2, "sliding_window": 8},
-        vision_config={**VISION, "vocab_size": 40},
+        text_config={**TEXT, "num_hidden_layers": 1, "head_dim": 8, "num_key_value_heads": 2, "sliding_window": 8},
+        vision_config={**VISION, "num_hidden_layers": 1, "vocab_size": 40},
         mm_tokens_per_image=4, image_token_index=39, boi_token_index=38, eoi_token_index=37,
     )  # fmt: skip
     folder = with_tokenizer(save(transformers.Gemma3ForConditionalGeneration(config), tmp_path / "gemma3"))

@@ -129,7 +129,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
         length=24,
     ),
-    "llama": Architecture("LlamaModel", {**_DECODER, "num_key_value_heads": 2}),
+    "llama": Architecture("LlamaModel", {**_DECODER, "num_hidden_layers": 1, "num_key_value_heads": 2}),
     "qwen3": Architecture("Qwen3Model", {**_DECODER, "num_key_value_heads": 2, "head_dim": 8}),
     "mistral": Architecture("MistralModel", {**_DECODER, "num_key_value_heads": 2, "sliding_window": 6}, length=24),
     "bloom": Architecture(

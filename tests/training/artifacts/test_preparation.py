@@ -47,7 +47,6 @@ CHECKPOINTS: dict[str, tuple[str, Mapping[str, Any]]] = {
         "GPT2LMHeadModel",
         {"n_positions": 24, "bos_token_id": 1, "eos_token_id": 1, **_NO_DROPOUT},
     ),
-    "masked": ("BertForMaskedLM", {}),
     "texts": ("BertForSequenceClassification", {"num_labels": 3}),
     "number": ("BertForSequenceClassification", {"num_labels": 1}),
     "tokens": ("BertForTokenClassification", {"num_labels": 4}),
@@ -112,7 +111,6 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
 # The checkpoint, the type of its labels for transformers, and options.
 KINDS: dict[str, tuple[str, str | None, Mapping[str, Any]]] = {
     "causal": ("causal", None, {}),
-    "masked": ("masked", None, {}),
     "classes of texts": ("texts", "single_label_classification", {}),
     "numbers of texts": ("number", "regression", {"loss": "MSELoss"}),
     "labels of texts": ("texts", "multi_label_classification", {"loss": "BCEWithLogitsLoss"}),
@@ -123,7 +121,10 @@ KINDS: dict[str, tuple[str, str | None, Mapping[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_and_gradients_are_those_of_transformers(exports: Exports, tmp_path: Path, kind: str) -> None:
-    """For each kind of model, with dropout in it; the loss is that which the model computes from labels itself."""
+    """For each kind of model, with dropout in it; the loss is that which the model computes from labels itself.
+
+    Masked language models are in tests/cli/test_artifacts.py.
+    """
     name, problem_type, options = KINDS[kind]
     forward = exports.forward(name)
     model = forward.reference.model

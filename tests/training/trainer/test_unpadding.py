@@ -138,7 +138,7 @@ def test_a_loss_that_interrupts_its_graph_is_compiled_once_for_all_sizes() -> No
         value = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, 0].sum()
         return value * 2 if value.isnan() else value
 
-    model = model_of("bert")
+    model = model_of("distilbert")
     module = ModuleWithLoss(model, compute_loss=loss, dynamic=True)
     for seed, lengths in enumerate([(12, 5, 2), (12, 1, 1), (12, 8, 9), (3, 12, 4)]):
         batch = ragged(0.5, seed, lengths)
