@@ -69,7 +69,7 @@ def test_commands_write_what_the_table_says(tmp_path: Path, workshop: Workshop) 
     watcher.mkdir()
     (watcher / "sitecustomize.py").write_text(WATCHER.format(log=str(log)))
     root.mkdir()
-    environment = environment_of(root, PYTHONPATH=str(watcher))
+    environment = environment_of(root, PYTHONPATH=str(watcher), OMP_NUM_THREADS="1")
     work = root / "work"
     (work / "checkpoint").symlink_to(workshop.checkpoint("tiny-encoder"))
     shutil.copytree(workshop.checkpoint("tiny-decoder"), work / "writer")

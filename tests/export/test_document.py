@@ -146,7 +146,7 @@ _RUNS = {
     "BERT": ("tiny-splade", {}),
     "BERT by TorchScript": ("tiny-splade", {"dynamo": False}),
     "DistilBERT": ("tiny-distil-mlm", {"dynamo": False}),
-    "an encoder without a head": ("tiny-encoder", {"dynamo": False}),
+    "an encoder without a head": ("tiny-encoder", {}),
 }
 _EXCHANGED = ("BERT", "BERT by TorchScript", "an encoder without a head")
 

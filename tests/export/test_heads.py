@@ -452,7 +452,9 @@ def test_other_models_have_one_representation(tmp_path: Path, exported: Path) ->
         load(exported, representation="lexical")
     path = tmp_path / "dense.onnx"
     folder = exported.parent / "checkpoint"
-    onnxtool.export_model(onnxtool.ExportOptions(str(folder), output=path, head="embedding", verify=False))
+    onnxtool.export_model(
+        onnxtool.ExportOptions(str(folder), output=path, head="embedding", exporter="torchscript", verify=False)
+    )
     with pytest.raises(InputError, match="gives no token_weights and no token_embeddings"):
         load(path, representation="sparse")
 

@@ -1,4 +1,7 @@
-"""Small models of transformers, of many kinds: losses, gradients and answers are those of eager PyTorch."""
+"""Small models of transformers, of many kinds: losses, gradients and answers are those of eager PyTorch.
+
+BERT and Llama are in tests/training/trainer.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,6 @@ def sound() -> Inputs:
 
 
 MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = {
-    "BERT": ("BertForMaskedLM", "BertConfig", _TEXT, text),
     "DeBERTa": (
         "DebertaV2ForMaskedLM",
         "DebertaV2Config",
@@ -65,12 +67,6 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = {
         {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "vocab_size": 99}
         | {"decoder_start_token_id": 0},
         translation,
-    ),
-    "ViT": (
-        "ViTForImageClassification",
-        "ViTConfig",
-        {**_TEXT, "image_size": 16, "patch_size": 4, "num_labels": 5},
-        picture,
     ),
     "wav2vec 2.0": (
         "Wav2Vec2ForCTC",
@@ -94,7 +90,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = {
     ),
 }
 
-EVALUATED = ("BERT", "ResNet")
+EVALUATED = ("ResNet",)
 
 
 def answers(model: nn.Module, call: Callable[..., Any], inputs: Inputs) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -110,7 +106,7 @@ def answers(model: nn.Module, call: Callable[..., Any], inputs: Inputs) -> tuple
 @pytest.mark.filterwarnings("ignore")  # of TorchDynamo and transformers about themselves
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_transformers(name: str) -> None:
-    """Forward and backward in training; for some also in evaluation, without dropout or with running statistics."""
+    """Forward and backward in training; for some also in evaluation, with running statistics."""
     model_class, config_class, options, make_inputs = MODELS[name]
     model = getattr(transformers, model_class)(getattr(transformers, config_class)(**options)).train()
     eager, inputs, backend = copy.deepcopy(model), make_inputs(), OrtBackend()

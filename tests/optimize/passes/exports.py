@@ -177,11 +177,12 @@ _REFUSED = {
 
 def export(workshop: Workshop, name: str, exporter: str, attention: str) -> ir.Model:
     """Return the graph of an architecture as this project exports it, from the disk where it was made before."""
-    path = workshop.folder / "architectures" / f"{name}-{exporter}-{attention}.onnx"
+    architecture = (ARCHITECTURES | _REFUSED)[name]
+    path = workshop.folder / "architectures" / f"{name}-{architecture.num_layers}-{exporter}-{attention}.onnx"
     path.parent.mkdir(exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
-            write_inline(_export((ARCHITECTURES | _REFUSED)[name], exporter, attention), path)
+            write_inline(_export(architecture, exporter, attention), path)
     return load_model(path)
 
 
