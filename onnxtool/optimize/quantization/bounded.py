@@ -53,6 +53,96 @@ class Quantized:
     errors: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class _Attempts:
+    """Attempts at quantizing a model, with the attributes of `quantize_within`."""
+
+    model: ir.Model
+    feeds: Sequence[Feeds]
+    layers: Sequence[LinearLayer]
+    recording: Recording
+    config: QuantizationConfig
+    folder: Path
+
+    def quantize(self, fallbacks: Sequence[FallbackLayer], embeddings: tuple[str, Pass] | None) -> Quantized:
+        """Quantize a copy of the model, with `embeddings` as well, and measure the errors of the written file."""
+        converted = self.model.clone()
+        passes = [self.config.layers(fallbacks), *(() if embeddings is None else embeddings[1:])]
+        outcomes = [step.apply(converted, Context()) for step in passes]
+        num_embeddings = sum(outcome.num_changes for outcome in outcomes[1:])
+        measured = {
+            name: measure_errors(open_written(one, self.folder), self.feeds, self.recording.outputs)
+            for name, one in by_arithmetic(converted).items()
+        }
+        errors = {name: float(found.max(initial=0.0)) for name, found in measured.items()}
+        worst = max(errors, key=lambda name: errors[name])
+        notes = "; ".join(outcome.note for outcome in outcomes if outcome.note)
+        return Quantized(
+            Outcome(converted, sum(outcome.num_changes for outcome in outcomes), notes),
+            Quantization(
+                precision=self.config.levels[0].precision,
+                num_layers=len({layer.name for layer in self.layers}),
+                kept=tuple(layer for layer in fallbacks if layer.precision != self.config.levels[0].precision),
+                num_embeddings=num_embeddings,
+                embedding_precision=embeddings[0] if embeddings and num_embeddings else "",
+                error=errors[worst],
+                mean_error=float(measured[worst].mean()),
+            ),
+            errors,
+        )
+
+    def search(self, arithmetic: str, bound: float) -> Quantized:
+        """Return the smallest result within the bound, of one for each precision of embeddings.
+
+        A table is often larger than all layers together, so that it comes before them.
+        """
+        found: list[Quantized] = []
+        for embeddings in (*self.config.embeddings, None):
+            base = self.model.clone()
+            if embeddings is None:
+                if found:
+                    break
+            elif not embeddings[1].apply(base, Context()).num_changes:
+                continue
+            switchable = open_switchable(
+                base, self.config.levels, self.folder, self.feeds, self.recording.outputs, arithmetic
+            )
+            try:
+                if embeddings and max(switchable.error({}, place) for place in range(len(self.feeds))) > MARGIN * bound:
+                    continue
+                fallbacks = find_fallback_layers(switchable, bound)
+            except PassError:
+                if embeddings is None:
+                    raise
+                continue
+            finally:
+                del switchable  # it contains every weight at every level
+            result = self.quantize(fallbacks, embeddings)
+            if embeddings is None or result.report.error <= bound:
+                found.append(result)
+            if not result.report.kept:
+                break
+        return min(found, key=_size_bytes)
+
+    def within(self, max_error: float | None) -> Quantized:
+        """Return the smallest result within `max_error`, or the best one."""
+        result = self.quantize((), self.config.embeddings[0])
+        if max_error is not None and result.report.error > MARGIN * max_error:
+            errors, has_tables = result.errors, bool(result.report.num_embeddings)
+            del result
+            # The arithmetic with the largest error over all layers decides the fallback layers; the others rarely
+            # matter.
+            for arithmetic in sorted(errors, key=lambda name: -errors[name]):
+                result = self.search(arithmetic, max_error)
+                if result.report.error <= max_error:
+                    break
+            if has_tables and not result.report.num_embeddings:
+                lowest = self.config.embeddings[-1][0]
+                note = f"embeddings stay in float32, because in {lowest} the error exceeds the bound"
+                result = replace(result, report=replace(result.report, note=note))
+        return result
+
+
 def quantize_within(
     model: ir.Model,
     feeds: Sequence[Feeds],
@@ -85,84 +175,12 @@ def quantize_within(
         folder = Path(name)
         recording = record(model, feeds, folder)
         config = configure(layers, recording)
-        precision = config.levels[0].precision
-
-        def quantize(fallbacks: Sequence[FallbackLayer], embeddings: tuple[str, Pass] | None) -> Quantized:
-            """Quantize a copy of the model, with `embeddings` as well, and measure the errors of the written file."""
-            converted = model.clone()
-            passes = [config.layers(fallbacks), *(() if embeddings is None else embeddings[1:])]
-            outcomes = [step.apply(converted, Context()) for step in passes]
-            num_embeddings = sum(outcome.num_changes for outcome in outcomes[1:])
-            measured = {
-                name: measure_errors(open_written(one, folder), feeds, recording.outputs)
-                for name, one in by_arithmetic(converted).items()
-            }
-            errors = {name: float(found.max(initial=0.0)) for name, found in measured.items()}
-            worst = max(errors, key=lambda name: errors[name])
-            notes = "; ".join(outcome.note for outcome in outcomes if outcome.note)
-            return Quantized(
-                Outcome(converted, sum(outcome.num_changes for outcome in outcomes), notes),
-                Quantization(
-                    precision=precision,
-                    num_layers=len({layer.name for layer in layers}),
-                    kept=tuple(layer for layer in fallbacks if layer.precision != precision),
-                    num_embeddings=num_embeddings,
-                    embedding_precision=embeddings[0] if embeddings and num_embeddings else "",
-                    error=errors[worst],
-                    mean_error=float(measured[worst].mean()),
-                ),
-                errors,
-            )
-
-        def search(arithmetic: str, bound: float) -> Quantized:
-            """Return the smallest result within the bound, of one for each precision of embeddings.
-
-            A table is often larger than all layers together, so that it comes before them.
-            """
-            found: list[Quantized] = []
-            for embeddings in (*config.embeddings, None):
-                base = model.clone()
-                if embeddings is None:
-                    if found:
-                        break
-                elif not embeddings[1].apply(base, Context()).num_changes:
-                    continue
-                switchable = open_switchable(base, config.levels, folder, feeds, recording.outputs, arithmetic)
-                try:
-                    if embeddings and max(switchable.error({}, place) for place in range(len(feeds))) > MARGIN * bound:
-                        continue
-                    fallbacks = find_fallback_layers(switchable, bound)
-                except PassError:
-                    if embeddings is None:
-                        raise
-                    continue
-                finally:
-                    del switchable  # it contains every weight at every level
-                result = quantize(fallbacks, embeddings)
-                if embeddings is None or result.report.error <= bound:
-                    found.append(result)
-                if not result.report.kept:
-                    break
-            return min(found, key=_size_bytes)
-
-        result = quantize((), config.embeddings[0])
-        if max_error is not None and result.report.error > MARGIN * max_error:
-            errors, has_tables = result.errors, bool(result.report.num_embeddings)
-            del result
-            # The arithmetic with the largest error over all layers decides the fallback layers; the others rarely
-            # matter.
-            for arithmetic in sorted(errors, key=lambda name: -errors[name]):
-                result = search(arithmetic, max_error)
-                if result.report.error <= max_error:
-                    break
-            if has_tables and not result.report.num_embeddings:
-                note = f"embeddings stay in float32, because in {config.embeddings[-1][0]} the error exceeds the bound"
-                result = replace(result, report=replace(result.report, note=note))
+        result = _Attempts(model, feeds, layers, recording, config, folder).within(max_error)
     report = result.report
     if max_error is not None and report.error > max_error:
         raise PassError(
-            f"the error in {precision} is {report.error:.2g} with {len(report.kept)} layers in higher precision, and "
-            f"{max_error:g} is allowed",
+            f"the error in {report.precision} is {report.error:.2g} with {len(report.kept)} layers in higher "
+            f"precision, and {max_error:g} is allowed",
             "pass a larger --max_error",
         )
     return result
