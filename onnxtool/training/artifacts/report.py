@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnx import helper
 
@@ -16,7 +17,10 @@ from onnxtool.reports import TensorInfo
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.names import LABELS, LAZY_RESET, accumulated_name, buffer_name, description, updated_name
-from onnxtool.training.onnxblock import TrainingBlock
+from onnxtool.training.onnxblock import Block, TrainingBlock
+
+if TYPE_CHECKING:
+    from onnxtool.training.artifacts.generation import ArtifactOptions
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,7 @@ class ArtifactReport:
 
 def describe(
     block: TrainingBlock,
-    directory: str,
-    *,
-    loss: str,
-    optimizer: str,
+    options: ArtifactOptions,
     lora: Lora | None,
     verification: ArtifactVerification | None,
     notes: Sequence[str],
@@ -103,10 +104,10 @@ def describe(
     inputs = block.inputs_with_gradient
     hidden |= {make(name) for name in (*parameters, *inputs) for make in (buffer_name, accumulated_name, updated_name)}
     return ArtifactReport(
-        directory=directory,
+        directory=str(options.artifact_directory),
         files=(),
-        loss=loss,
-        optimizer=optimizer,
+        loss=_name_of(options.loss) or "the first output",
+        optimizer=_name_of(options.optimizer),
         trained=tuple(tensor.name for tensor in trained),
         frozen=tuple(tensor.name for tensor in frozen),
         num_trained=sum(prod(tensor.dims) for tensor in trained),
@@ -120,6 +121,12 @@ def describe(
         proof=verification,
         lora=lora,
     )
+
+
+def _name_of(thing: Enum | Block | None) -> str:
+    if thing is None:
+        return ""
+    return thing.name if isinstance(thing, Enum) else type(thing).__name__
 
 
 def _notes(block: TrainingBlock) -> Iterator[str]:
