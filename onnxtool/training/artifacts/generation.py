@@ -464,7 +464,8 @@ def _outputs(options: ArtifactOptions) -> list[Path]:
     names = [*(f"{name}.onnx" for name in models), "checkpoint"]
     names += ["nominal_checkpoint"] if options.nominal_checkpoint else []
     names += [f"{name}.ort" for name in models] if _writes_ort(options) else []
-    names = [*(f"{options.prefix}{name}" for name in names), *target_files(options.target)]
+    names = [f"{options.prefix}{name}" for name in names]
+    names += target_files(options.target) if options.target is not None else []
     return [options.artifact_directory / name for name in names]
 
 
