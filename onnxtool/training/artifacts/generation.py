@@ -204,11 +204,7 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     with onnxblock.base(model, path):
         block.select(selection)
         block(*_loss_inputs(options, model))
-    doubts = _doubts(block, model, options, left)
-    if found is not None and lora is None:
-        doubts += found.doubts_on(selection)
-    if options.require_all and doubts:
-        raise ArtifactError(f"not everything is trained as require_all asks: {doubts[0]}", _REQUIRE_ALL)
+    doubts = _doubts(block, model, options, left, None if lora is not None else found)
     notes = [f"{head} and {table} are equal, and trained as one tensor" for head, table in tied.items()]
     notes += [*([] if found is None else found.notes_on(selection)), *doubts]
     models = dict(zip(_MODELS, block.to_model_proto(), strict=False))
@@ -241,14 +237,24 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     return replace(report, files=files, duration_ms=stopwatch.laps_ms)
 
 
-def _doubts(block: _Training, model: onnx.ModelProto, options: ArtifactOptions, left: Sequence[str]) -> list[str]:
-    """List possible mistakes, such as single numbers that are `left` out; with `require_all`, also what is constant."""
+def _doubts(
+    block: _Training, model: onnx.ModelProto, options: ArtifactOptions, left: Sequence[str], found: Parameters | None
+) -> list[str]:
+    """List possible mistakes, such as single numbers that are `left` out.
+
+    Raises:
+        ArtifactError: there is one, or a parameter stays constant, and `require_all` is set.
+    """
     takes_logits = isinstance(block.loss, onnxblock.loss.CrossEntropyLoss | onnxblock.loss.BCEWithLogitsLoss)
     doubts = list(doubtful(block, left, _loss_inputs(options, model) if takes_logits else ()))
+    if found is not None:
+        doubts += found.doubts_on(block.selection)
     if options.require_all:
         known = {*block.selection.trained, *block.selection.frozen}
         rest = [name for name in matchable_parameters(model, options.parameters) if name not in known]
         doubts += [f"{some(rest)} neither trained nor frozen"] if rest else []
+        if doubts:
+            raise ArtifactError(f"not everything is trained as require_all asks: {doubts[0]}", _REQUIRE_ALL)
     return doubts
 
 
