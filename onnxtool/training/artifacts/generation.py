@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from math import prod
 from pathlib import Path
 
@@ -225,7 +226,8 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
             tell("verifying")
             verification = options.verify(staging.folder)
             stopwatch.lap("verify")
-        report = describe(block, options, lora, verification, notes)
+        used = _name_of(options.loss) or "the first output", _name_of(options.optimizer)
+        report = describe(block, str(directory), used, lora, verification, notes)
         if options.target is not None:
             report = _for_target(options.target, report, block.inputs_with_gradient, written, staging.folder)
             written += write_target_files(options.target, report, checkpoint, staging.folder)
@@ -439,6 +441,12 @@ def _loss_block(options: ArtifactOptions, model: onnx.ModelProto) -> onnxblock.B
             "select one with loss_input_names (--loss_input), or write your own loss for all",
         )
     return loss
+
+
+def _name_of(thing: Enum | onnxblock.Block | None) -> str:
+    if thing is None:
+        return ""
+    return thing.name if isinstance(thing, Enum) else type(thing).__name__
 
 
 def _loss_inputs(options: ArtifactOptions, model: onnx.ModelProto) -> Sequence[str]:

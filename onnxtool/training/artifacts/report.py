@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnx import helper
 
@@ -17,10 +16,7 @@ from onnxtool.reports import TensorInfo
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.names import LABELS, LAZY_RESET, accumulated_name, buffer_name, description, updated_name
-from onnxtool.training.onnxblock import Block, TrainingBlock
-
-if TYPE_CHECKING:
-    from onnxtool.training.artifacts.generation import ArtifactOptions
+from onnxtool.training.onnxblock import TrainingBlock
 
 
 @dataclass(frozen=True)
@@ -91,12 +87,13 @@ class ArtifactReport:
 
 def describe(
     block: TrainingBlock,
-    options: ArtifactOptions,
+    directory: str,
+    used: tuple[str, str],
     lora: Lora | None,
     verification: ArtifactVerification | None,
     notes: Sequence[str],
 ) -> ArtifactReport:
-    """Return the report for a training block, without files and times."""
+    """Return the report for a training block with the loss and the optimizer `used`, without files and times."""
     training = block.to_model_proto()[0]
     trained, frozen = block.parameters()
     parameters = {tensor.name for tensor in (*trained, *frozen)}
@@ -104,10 +101,10 @@ def describe(
     inputs = block.inputs_with_gradient
     hidden |= {make(name) for name in (*parameters, *inputs) for make in (buffer_name, accumulated_name, updated_name)}
     return ArtifactReport(
-        directory=str(options.artifact_directory),
+        directory=directory,
         files=(),
-        loss=_name_of(options.loss) or "the first output",
-        optimizer=_name_of(options.optimizer),
+        loss=used[0],
+        optimizer=used[1],
         trained=tuple(tensor.name for tensor in trained),
         frozen=tuple(tensor.name for tensor in frozen),
         num_trained=sum(prod(tensor.dims) for tensor in trained),
@@ -121,12 +118,6 @@ def describe(
         proof=verification,
         lora=lora,
     )
-
-
-def _name_of(thing: Enum | Block | None) -> str:
-    if thing is None:
-        return ""
-    return thing.name if isinstance(thing, Enum) else type(thing).__name__
 
 
 def _notes(block: TrainingBlock) -> Iterator[str]:
