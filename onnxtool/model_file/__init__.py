@@ -11,23 +11,35 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from math import prod
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from onnxtool.errors import NO_SPACE, ModelFileError, OnnxtoolError, OutputExistsError, OutputWriteError
-from onnxtool.interruption import check_interrupted
+from onnxtool.errors import NO_SPACE, InputError, ModelFileError, OnnxtoolError, OutputExistsError, OutputWriteError
+from onnxtool.interruption import check_interrupted, temporary_folder
 from onnxtool.model_file.commits import commit, folder_lock, hidden_folder, remove_stages
-from onnxtool.model_file.metadata import PROCESSOR_KEY, STEPS_KEY, TASK_KEY, parse_steps, stamp
-from onnxtool.model_file.wire import Structure, external_file, read_structure
+from onnxtool.model_file.domains import ALIAS
+from onnxtool.model_file.metadata import (
+    PAIR_KEY,
+    PARTNER_KEY,
+    PROCESSOR_KEY,
+    READS_KEY,
+    ROUTE_KEY,
+    STEPS_KEY,
+    TASK_KEY,
+    parse_steps,
+)
+from onnxtool.model_file.wire import DTYPE_NAMES, Function, Structure, external_file, read_names, read_structure
 from onnxtool.options import StrPath, checked, settled
 from onnxtool.reading import input_at, note_input
-from onnxtool.reports import Json
+from onnxtool.reports import Json, TensorInfo
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
 
 # Protobuf cannot hold 2 GiB; above this many bytes, weights go to a separate file.
 MAX_INLINE_BYTES = 1_900_000_000
@@ -72,21 +84,19 @@ class ModelFile:
                 )
         return model
 
-    def stamp(self, entries: Mapping[str, str]) -> None:
-        """Add metadata by appending to the file, which must not have any of these keys."""
-        stamp(self.path, entries)
-        self.structure = self.structure._replace(metadata={**self.metadata, **entries})
-        self.__dict__.pop("size_bytes", None)
-
     def check_sound(self) -> None:
         """Refuse a graph that could crash another library; to be called before any library loads it.
 
         Raises:
             ModelFileError: the fault, by name.
         """
-        from onnxtool.model_file.soundness import check_sound
-
-        check_sound(self.path, self.structure)
+        _check_names(self.path, self.structure)
+        for tensor in self.structure.initializers:
+            if tensor.dtype == "undefined" or tensor.dtype not in DTYPE_NAMES:
+                raise _unsound(self.path, f"the initializer {tensor.name[:60]!r} has the unknown dtype {tensor.dtype}")
+        for info in self.structure.inputs:
+            _check_dims(self.path, info)
+        _check_functions(self.path, self.structure)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -143,6 +153,45 @@ class ModelFile:
         return name or None
 
     @checked
+    def for_task(self, task: str | None, partner: Path | None = None) -> ModelFile:
+        """Return the file that encodes texts for a task: this one or its partner.
+
+        Args:
+            task: `query` or `document`; None for texts without a task, which any file takes.
+            partner: the other file of its checkpoint; None for the one named in the file.
+
+        Raises:
+            InputError: the file is for other texts, and the one for these is missing or does not belong to it.
+            ModelFileError: a file cannot be used, or names a partner that is not next to it.
+        """
+        reads = self.metadata.get(READS_KEY)
+        if task is None or reads is None or task in reads.split(", "):
+            return self
+        route = self.metadata.get(ROUTE_KEY)
+        name = self.plain_name(PARTNER_KEY)
+        if partner is None and name is None:
+            raise InputError(
+                f"{self.path} holds the route {route} of its checkpoint, which is for texts of the task {reads}, and "
+                f"not {task}",
+                "export the checkpoint without --route, which writes the files of both",
+            )
+        partner = partner or self.path.with_name(str(name))
+        if not partner.is_file():
+            raise InputError(
+                f"{self.path} is for texts of the task {reads}, and the file for {task} is not there: {partner}",
+                "keep both files of the checkpoint in one folder",
+            )
+        other = type(self).open(partner)
+        tasks, pair = (other.metadata.get(key, "") for key in (READS_KEY, PAIR_KEY))
+        if task not in tasks.split(", ") or pair != self.metadata.get(PAIR_KEY, ""):
+            raise InputError(
+                f"{partner} is not the partner of {self.path}: they were written by two runs, of other weights, or it "
+                f"is not for texts of the task {task}",
+                "run the export again, which writes both",
+            )
+        return other
+
+    @checked
     def metadata_number(self, key: str) -> int | None:
         """Return the positive number in the metadata under `key`; None if there is none.
 
@@ -185,7 +234,6 @@ class Staging:
         root: the folder that `folder` is merged into: the graph file's folder, or one above it.
         obsolete: files to remove with the commit, such as sidecar files of the replaced model.
         obsolete_data: external data to remove with the graph that refers to it.
-        locations: the external data of graphs, as far as it is known from writing them.
         manifest: a file with the digests of all others, which is there before them and goes after them.
     """
 
@@ -195,7 +243,6 @@ class Staging:
         self.root = root
         self.obsolete: list[Path] = []
         self.obsolete_data: list[Path] = []
-        self.locations: dict[Path, tuple[str, ...]] = {}
         self.manifest: Path | None = None
 
     @property
@@ -314,13 +361,18 @@ def check_model_output(output: Path, *, force: bool) -> None:
     check_writable(output, force=force)
 
 
-def check_sidecar_files(folder: Path, existing: Path) -> None:
-    """Refuse the files in `folder` if `existing` has others with their names, as `staged` would in the end.
+def check_sidecar_files(output: Path, existing: Path, write: Callable[[Path], None]) -> None:
+    """Refuse sidecar files of `output`, which `write` writes for the folder `existing`, as `staged` would in the end.
 
     Raises:
-        OutputExistsError: there is one with other content.
+        OutputExistsError: one with other content exists.
+        OutputWriteError: they cannot be written.
     """
-    _check_free_names([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
+    if not existing.is_dir():
+        return
+    with disk_failures(output), temporary_folder() as folder:
+        write(folder)
+        _check_sidecar_files([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
 
 
 def write_text(output: Path, text: str, *, force: bool) -> None:
@@ -348,10 +400,8 @@ def save_model(model: ir.Model, staging: Staging, *, max_inline_bytes: int = MAX
     weights = [v.const_value for graph in model.graphs() for v in graph.initializers.values()]
     if sum(weight.nbytes for weight in weights if weight is not None) > max_inline_bytes:
         ir.save(model, path, external_data=staging.data_name)
-        staging.locations[path] = (staging.data_name,)
     else:
         write_inline(model, path)
-        staging.locations[path] = ()
     return path
 
 
@@ -362,9 +412,7 @@ def save_beside(model: ir.Model, staging: Staging, name: str, *, max_inline_byte
     """
     output = staging.output.with_name(name)
     staging.obsolete_data.extend(_own_data(output))
-    beside = Staging(staging.folder, output, staging.root)
-    beside.locations = staging.locations
-    return save_model(model, beside, max_inline_bytes=max_inline_bytes)
+    return save_model(model, Staging(staging.folder, output, staging.root), max_inline_bytes=max_inline_bytes)
 
 
 @contextmanager
@@ -411,18 +459,14 @@ def _commit(staging: Staging, hidden: Path, *, force: bool) -> None:
     """Move the staged files into place, and drop data that only the old graph used."""
     _check_free(staging.output, force=force)  # another process may have made it meanwhile
     files = _files_in(staging.folder)
-    locations = {
-        graph: staging.locations[graph] if graph in staging.locations else _locations_of(graph)
-        for graph in files
-        if graph.suffix == ".onnx"
-    }
+    locations = {graph: _locations_of(graph) for graph in files if graph.suffix == ".onnx"}
     data = {graph.parent / name for graph, names in locations.items() for name in names}
     # Graphs come last but for their data, without which they cannot be opened: a run that replaces them finds it.
     files.sort(key=lambda file: (file in data, file == staging.model_path, file.suffix == ".onnx"))
     files.sort(key=lambda file: file != staging.manifest)
     targets = {file: staging.root / file.relative_to(staging.folder) for file in files}
     if not force:
-        _check_free_names([pair for pair in targets.items() if pair[0] != staging.model_path])
+        _check_sidecar_files([pair for pair in targets.items() if pair[0] != staging.model_path])
     for target in targets.values():
         check_not_input(target)
     new_locations = locations.get(staging.model_path, ())
@@ -436,7 +480,7 @@ def _files_in(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.rglob("*")) if file.is_file()]
 
 
-def _check_free_names(targets: Sequence[tuple[Path, Path]]) -> None:
+def _check_sidecar_files(targets: Sequence[tuple[Path, Path]]) -> None:
     """Refuse files whose path is taken by a file with different content."""
     import filecmp
 
@@ -485,3 +529,67 @@ def _output_write_error(output: Path, error: OSError) -> OutputWriteError:
         f"cannot write {output}: {error.strerror} ({place})",
         "it was removed meanwhile; run this again" if gone else "pass a path in a folder that you can write to",
     )
+
+
+MAX_CALL_DEPTH = 100
+MAX_EXPANDED_NODES = 1_000_000
+MAX_INPUT_ELEMENTS = 1 << 28  # of fixed dims in a graph
+
+
+def _check_names(path: Path, structure: Structure) -> None:
+    defined = {info.name for info in structure.inputs}
+    initializers, outputs = read_names(path)
+    for name in (*initializers, *outputs):
+        if name in defined:
+            raise _unsound(path, f"the name {name[:60]!r} is defined twice")
+        defined.add(name)
+    for info in structure.outputs:
+        if info.name not in defined:
+            raise _unsound(path, f"no node makes the output {info.name[:60]!r}")
+
+
+def _check_dims(path: Path, info: TensorInfo) -> None:
+    fixed = [size for size in info.shape if isinstance(size, int)]
+    if any(size < 0 for size in fixed):
+        raise _unsound(path, f"the input {info.name[:60]!r} has a negative dimension: {min(fixed)}")
+    if prod(size for size in fixed if size > 0) > MAX_INPUT_ELEMENTS:
+        raise _unsound(
+            path, f"the input {info.name[:60]!r} has {fixed} as fixed dims, more than {MAX_INPUT_ELEMENTS:,} elements"
+        )
+
+
+def _check_functions(path: Path, structure: Structure) -> None:
+    """Refuse functions that call themselves, are nested too deeply, or become too many nodes when inlined."""
+    functions: dict[str, list[Function]] = {}
+    for function in structure.functions:
+        plain = function.domain in ("", ALIAS)
+        functions.setdefault(function.name if plain else f"{function.domain}::{function.name}", []).append(function)
+    expanded: dict[str, tuple[int, int]] = {}  # by operator: its number of nodes, and the depth of its calls
+
+    def expand(op: str, depth: int) -> tuple[int, int]:
+        if op not in functions:
+            return 1, 0
+        if op not in expanded:
+            if depth > MAX_CALL_DEPTH:
+                raise _unsound(path, f"functions call each other more than {MAX_CALL_DEPTH} deep, or call themselves")
+            bodies = [total(function.ops.items(), depth + 1) for function in functions[op]]
+            expanded[op] = max(nodes for nodes, _ in bodies), 1 + max(height for _, height in bodies)
+        return expanded[op]
+
+    def total(ops: Iterable[tuple[str, int]], depth: int) -> tuple[int, int]:
+        nodes = height = 0
+        for op, count in ops:
+            inner, inner_height = expand(op, depth)
+            nodes, height = nodes + count * inner, max(height, inner_height)
+        return nodes, height
+
+    sizes = [expand(op, 1) for op in functions]
+    nodes = total(structure.ops.items(), 1)[0] if functions else 0
+    if max((height for _, height in sizes), default=0) > MAX_CALL_DEPTH:
+        raise _unsound(path, f"functions call each other more than {MAX_CALL_DEPTH} deep")
+    if max([nodes, *(size for size, _ in sizes)]) > MAX_EXPANDED_NODES:
+        raise _unsound(path, f"its functions make more than {MAX_EXPANDED_NODES:,} nodes where they are inlined")
+
+
+def _unsound(path: Path, reason: str) -> ModelFileError:
+    return ModelFileError(f"{path} cannot be run: {reason}", "export the model again, or do not trust this file")

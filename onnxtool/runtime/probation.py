@@ -95,7 +95,7 @@ def needs_probation(model: ModelFile) -> bool:
     if (
         len(structure.outputs) > _MOST_OUTPUTS
         or structure.functions
-        or structure.trainings
+        or structure.num_trainings
         or not _CONTROL_FLOW.isdisjoint(structure.ops)
     ):
         return True

@@ -59,7 +59,7 @@ FILES: dict[str, tuple[Callable[[], bytes], str | None]] = {
     "a million metadata": (lambda: MODEL + b"".join(field(14, field(1, b"%d" % i)) for i in range(300_000)), "more "),
     "a million opsets": (lambda: MODEL + b"".join(field(8, field(1, b"%d" % i)) for i in range(300_000)), "more "),
     "metadata of 50 MB": (lambda: MODEL + field(14, field(1, b"k") + field(2, b"x" * 50_000_000)), "50000000 bytes"),
-    "a name of 50 MB": (lambda: MODEL + field(7, field(2, b"x" * 50_000_000)), "a text of 50000000 bytes"),
+    "a name of 50 MB": (lambda: MODEL + field(7, field(5, field(8, b"x" * 50_000_000))), "a text of 50000000 bytes"),
     "a name of a node of 50 MB": (lambda: MODEL + field(7, field(1, field(3, b"x" * 50_000_000))), "50000000 bytes"),
     "dims of 50 MB": (lambda: MODEL + field(7, field(5, field(1, b"\x01" * 50_000_000))), "bytes of dimensions"),
     "dims without end": (lambda: MODEL + field(7, field(5, b"\x08\x01" * 5_000_000)), "65 dimensions or more"),

@@ -1,4 +1,4 @@
-"""Read everything in a model except its weights; graphs, nodes and functions are counted rather than stored."""
+"""Read the structure of a model; graphs, nodes and training records are counted rather than stored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from onnxtool.model_file.domains import ALIAS
 from onnxtool.model_file.wire.messages import (
@@ -22,10 +22,14 @@ from onnxtool.model_file.wire.messages import (
     TENSOR_INTEGERS,
     TRAINING,
     VALUE_NOTES,
+    ExternalData,
+    Tensor,
     read_entry,
+    read_sparse_tensor,
+    read_tensor,
+    read_value_info,
 )
-from onnxtool.model_file.wire.protobuf import Data, Span, decode, encode_entry, malformed, opened, read, read_text
-from onnxtool.model_file.wire.tensors import ExternalData, Tensor, read_sparse_tensor, read_tensor, read_value_info
+from onnxtool.model_file.wire.protobuf import Data, Span, decode, encode_entry, malformed, opened, read
 from onnxtool.reports import TensorInfo
 
 # Limits for a file that was made to fill the memory; real models use a hundredth of them.
@@ -58,26 +62,12 @@ class Function(NamedTuple):
 
     domain: str
     name: str
-    overload: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: tuple[str, ...]
     opsets: dict[str, int]
     ops: dict[str, int]
-    metadata: dict[str, str]
-
-
-class Training(NamedTuple):
-    """A TrainingInfo: the operators of its two graphs, and its bindings between values."""
-
-    initialization_ops: dict[str, int]
-    algorithm_ops: dict[str, int]
-    initialization_binding: dict[str, str]
-    update_binding: dict[str, str]
 
 
 class Structure(NamedTuple):
-    """Everything in a model except its weights. Node counts include the bodies of If, Loop and Scan.
+    """The structure of a model. Node counts include the bodies of If, Loop and Scan.
 
     Attributes:
         inputs: graph inputs that are not initializers.
@@ -86,9 +76,8 @@ class Structure(NamedTuple):
         given_inputs: by operator, the positions, from 1 on, of inputs that at least one node gives.
         attributes: by operator and attribute name, the largest integer of any node; 0 for other types.
         external: all data outside the graph file, including data of node attributes and functions.
-        sparse_dims: the dims of each sparse initializer; `initializers` contains its values.
-        denotations: the meanings of dimensions, for inputs and outputs that state them.
-        quantization: by value, the tensor that holds each of its parameters.
+        num_trainings: TrainingInfo records.
+        num_quantized: values with a quantization annotation.
         scopes: number of nodes in each part of the model; nodes that belong to no known part are under an empty name.
         scope_bytes: bytes of the initializers of each part; initializers whose name shows no part count for their first
             reader.
@@ -111,15 +100,9 @@ class Structure(NamedTuple):
     num_functions: int
     num_subgraphs: int
     external: tuple[ExternalData, ...]
-    domain: str
-    model_version: int
-    graph_name: str
-    graph_metadata: dict[str, str]
     functions: tuple[Function, ...]
-    trainings: tuple[Training, ...]
-    sparse_dims: dict[str, tuple[int, ...]]
-    denotations: dict[str, tuple[str, ...]]
-    quantization: dict[str, dict[str, str]]
+    num_trainings: int
+    num_quantized: int
     scopes: dict[str, int]
     scope_bytes: dict[str, int]
     constants: dict[str, int]
@@ -147,15 +130,11 @@ class _Reading:
     """The parts of a graph and of the graphs inside it that have been read so far."""
 
     def __init__(self) -> None:
-        self.name = ""
-        self.metadata: dict[str, str] = {}
         self.inputs: list[TensorInfo] = []
         self.outputs: list[TensorInfo] = []
         self.initializers: list[Tensor] = []
         self.initialized: set[str] = set()
-        self.sparse_dims: dict[str, tuple[int, ...]] = {}
-        self.denotations: dict[str, tuple[str, ...]] = {}
-        self.quantization: dict[str, dict[str, str]] = {}
+        self.quantized: set[str] = set()
         self.external: list[ExternalData] = []
         self.ops: Counter[bytes] = Counter()
         self.most_inputs: dict[bytes, int] = {}
@@ -175,7 +154,7 @@ class _Reading:
 
     def check(self, position: int) -> None:
         """Refuse a file that was made to fill the memory."""
-        kept: list[Sized] = [self.initializers, self.external, self.inputs, self.outputs, self.ops, self.quantization]
+        kept: list[Sized] = [self.initializers, self.external, self.inputs, self.outputs, self.ops, self.quantized]
         if max(map(len, kept)) > _MAX_KEPT:
             raise malformed(f"more than {_MAX_KEPT} tensors, values or operators", position)
 
@@ -187,19 +166,16 @@ class _Reading:
 
 
 def _read_model(data: Data) -> Structure:
-    model = _Reading()
-    numbers = {"ir_version": 0, "model_version": 0}
-    texts = {"producer_name": "", "producer_version": "", "domain": ""}
+    model, has_graph, ir_version, num_trainings = _Reading(), False, 0, 0
+    producer = {"producer_name": "", "producer_version": ""}
     opsets: dict[str, int] = {}
     metadata: dict[str, str] = {}
     functions: list[Function] = []
-    trainings: list[Training] = []
-    has_graph = False
     for field, content in read(data, MODEL, (0, len(data))):
-        if field in numbers:
-            numbers[field] = content
-        elif field in texts:
-            texts[field] = content
+        if field == "ir_version":
+            ir_version = content
+        elif field in producer:
+            producer[field] = content
         elif field == "graph":
             has_graph = True
             _read_graph(data, content, model, depth=0)
@@ -207,53 +183,55 @@ def _read_model(data: Data) -> Structure:
             opsets.update([_read_opset(data, content)])
         elif field == "metadata_props":
             metadata.update([read_entry(data, content)])
-        elif len(functions) + len(trainings) >= _MAX_FUNCTIONS:
+        elif len(functions) + num_trainings >= _MAX_FUNCTIONS:
             raise malformed(f"more than {_MAX_FUNCTIONS} functions", content[0])
         elif field == "functions":
             functions.append(_read_function(data, content, model))
         else:
-            trainings.append(_read_training(data, content, model))
-    ir_version = numbers["ir_version"]
+            num_trainings += 1
+            for _, graph in read(data, TRAINING, content):
+                _read_graph(data, graph, model.apart(), depth=0)
     # Opsets are mandatory from IR version 3 on, and follow the graph: a truncated copy lacks them.
     if not has_graph or not ir_version or (ir_version >= 3 and not opsets):
         raise malformed("no graph, no IR version or no opset in it", len(data))
     return Structure(
         ir_version=ir_version,
-        producer=f"{texts['producer_name']} {texts['producer_version']}".strip(),
+        producer=" ".join(producer.values()).strip(),
         opsets=dict(sorted(opsets.items())),
         metadata=dict(sorted(metadata.items())),
-        inputs=tuple(value for value in model.inputs if value.name not in model.initialized),
-        outputs=tuple(model.outputs),
-        initializers=tuple(model.initializers),
-        ops=_by_count(model.ops),
-        most_inputs={decode(op, 0): number for op, number in model.most_inputs.items()},
-        given_inputs={decode(op, 0): frozenset(places) for op, places in model.given_inputs.items()},
-        attributes={
-            decode(op, 0): {decode(name, 0): value for name, value in largest.items()}
-            for op, largest in model.attributes.items()
-        },
         num_functions=len(functions),
-        num_subgraphs=model.num_subgraphs,
-        external=tuple(model.external),
-        domain=texts["domain"],
-        model_version=numbers["model_version"],
-        graph_name=model.name,
-        graph_metadata=dict(sorted(model.metadata.items())),
         functions=tuple(functions),
-        trainings=tuple(trainings),
-        sparse_dims=model.sparse_dims,
-        denotations=model.denotations,
-        quantization=model.quantization,
-        scopes=dict(model.scopes),
-        scope_bytes=_scope_bytes(model),
-        constants=dict(model.constants),
-        attribute_bytes=model.attribute_bytes,
+        num_trainings=num_trainings,
         annotation_bytes=data.annotation_bytes,
+        **_of_graph(model),
     )
 
 
+def _of_graph(model: _Reading) -> dict[str, Any]:
+    """Return the fields of a structure that come from its main graph."""
+    return {
+        "inputs": tuple(value for value in model.inputs if value.name not in model.initialized),
+        "outputs": tuple(model.outputs),
+        "initializers": tuple(model.initializers),
+        "ops": _by_count(model.ops),
+        "most_inputs": {decode(op, 0): number for op, number in model.most_inputs.items()},
+        "given_inputs": {decode(op, 0): frozenset(places) for op, places in model.given_inputs.items()},
+        "attributes": {
+            decode(op, 0): {decode(name, 0): value for name, value in largest.items()}
+            for op, largest in model.attributes.items()
+        },
+        "num_subgraphs": model.num_subgraphs,
+        "external": tuple(model.external),
+        "num_quantized": len(model.quantized),
+        "scopes": dict(model.scopes),
+        "scope_bytes": _scope_bytes(model),
+        "constants": dict(model.constants),
+        "attribute_bytes": model.attribute_bytes,
+    }
+
+
 def _read_graph(data: Data, place: Span, model: _Reading, depth: int) -> None:
-    """Read a GraphProto; name, inputs, outputs and annotations only for the main graph."""
+    """Read a GraphProto; inputs, outputs and annotations only for the main graph."""
     if depth > _MAX_NESTING:
         raise malformed(f"graphs nested more than {_MAX_NESTING} deep", place[0])
     for field, part in read(data, GRAPH, place):
@@ -264,32 +242,16 @@ def _read_graph(data: Data, place: Span, model: _Reading, depth: int) -> None:
             case "initializer":
                 model.add(read_tensor(data, part, model.external), depth)
             case "sparse_initializer":
-                values, dims = read_sparse_tensor(data, part, model.external)
-                if values is not None:
+                if (values := read_sparse_tensor(data, part, model.external)[0]) is not None:
                     model.add(values, depth)
-                    model.sparse_dims[values.name] = dims
             case "value_info":
                 data.annotation_bytes += sum(b - a for _, (a, b) in read(data, VALUE_NOTES, part))
             case "metadata_props":
                 data.annotation_bytes += part[1] - part[0]
-                if depth == 0:
-                    model.metadata.update([read_entry(data, part)])
-            case "name" if depth == 0:
-                model.name = read_text(data, *part)
             case "input" | "output" if depth == 0:
-                info, denotations = read_value_info(data, part)
-                (model.inputs if field == "input" else model.outputs).append(info)
-                if any(denotations):
-                    model.denotations[info.name] = denotations
+                (model.inputs if field == "input" else model.outputs).append(read_value_info(data, part))
             case "quantization_annotation" if depth == 0:
-                name = ""
-                parameters: dict[str, str] = {}
-                for inner, content in read(data, ANNOTATION, part):
-                    if inner == "tensor_name":
-                        name = content
-                    else:
-                        parameters.update([read_entry(data, content)])
-                model.quantization[name] = parameters
+                model.quantized.add(next((name for _, name in read(data, ANNOTATION, part)), ""))
         model.check(part[0])
 
 
@@ -378,45 +340,20 @@ def _read_opset(data: Data, place: Span) -> tuple[str, int]:
 
 def _read_function(data: Data, place: Span, model: _Reading) -> Function:
     body = model.apart()
-    texts = {"domain": "", "name": "", "overload": ""}
-    lists: dict[str, list[str]] = {"input": [], "output": [], "attribute": []}
+    texts = {"domain": "", "name": ""}
     opsets: dict[str, int] = {}
-    metadata: dict[str, str] = {}
     for field, content in read(data, FUNCTION, place):
         if field in texts:
             texts[field] = content
-        elif field in lists:
-            lists[field].append(content)
         elif field == "node":
             _count_node(data, content, body, depth=0)
         elif field == "attribute_proto":
-            lists["attribute"].append(decode(_read_attribute(data, content, body, depth=0)[0], content[0]))
+            _read_attribute(data, content, body, depth=0)
         elif field == "opset_import":
             opsets.update([_read_opset(data, content)])
         else:
-            metadata.update([read_entry(data, content)])
             data.annotation_bytes += content[1] - content[0]
-    return Function(
-        **texts,
-        inputs=tuple(lists["input"]),
-        outputs=tuple(lists["output"]),
-        attributes=tuple(lists["attribute"]),
-        opsets=dict(sorted(opsets.items())),
-        ops=_by_count(body.ops),
-        metadata=dict(sorted(metadata.items())),
-    )
-
-
-def _read_training(data: Data, place: Span, model: _Reading) -> Training:
-    graphs = {"initialization": model.apart(), "algorithm": model.apart()}
-    bindings: dict[str, dict[str, str]] = {"initialization_binding": {}, "update_binding": {}}
-    for field, content in read(data, TRAINING, place):
-        if field in graphs:
-            _read_graph(data, content, graphs[field], depth=0)
-        else:
-            bindings[field].update([read_entry(data, content)])
-    initialization, algorithm = (_by_count(graph.ops) for graph in graphs.values())
-    return Training(initialization, algorithm, *bindings.values())
+    return Function(**texts, opsets=dict(sorted(opsets.items())), ops=_by_count(body.ops))
 
 
 def _scope_bytes(model: _Reading) -> dict[str, int]:

@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from onnxtool.model_file.domains import ALIAS
-from onnxtool.model_file.wire.messages import ATTRIBUTE_VALUES, GRAPH, NODE
+from onnxtool.model_file.wire.messages import (
+    ATTRIBUTE_VALUES,
+    GRAPH,
+    NODE,
+    read_sparse_tensor,
+    read_tensor,
+    read_value_info,
+)
 from onnxtool.model_file.wire.protobuf import Data, Span, decode, malformed, opened, read
 from onnxtool.model_file.wire.structure import main_graph, read_constant
-from onnxtool.model_file.wire.tensors import read_sparse_tensor, read_tensor, read_value_info
 
 MAX_DRAWN_NODES = 50_000  # of the main graph and the graphs inside its nodes, including Constant nodes
 INPUT = "input "  # prefix of the kind of a graph input
@@ -91,7 +97,7 @@ class _Reader:
         inputs: list[str] = []
         for field, place in fields:
             if field in ("input", "output"):
-                info = read_value_info(data, place)[0]
+                info = read_value_info(data, place)
                 name = info.name.encode()
                 if field == "output":
                     outputs.append(name)
