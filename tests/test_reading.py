@@ -240,7 +240,7 @@ ELSEWHERE = {
     },
     "a stream, of which a line or a block is held at a time": {
         "model_file/metadata.py": {"open"},
-        "encoding/filesystems.py": {"cat_file"},
+        "encoding/files.py": {"cat_file"},
         "encoding/sources.py": {"GzipFile"},
     },
     "shards of the corpus that a manifest names with their digests": {

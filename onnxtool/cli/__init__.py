@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from onnxtool.cli.entry import COMMANDS as COMMANDS
     from onnxtool.cli.entry import main as main
+    from onnxtool.cli.entry import run_arguments as run_arguments
 
 
 def run() -> NoReturn:
@@ -24,13 +24,16 @@ def run() -> NoReturn:
         ending = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         signal.pthread_sigmask(signal.SIG_BLOCK, ending)
     from onnxtool import interruption
-    from onnxtool.cli.streams import quiet_libraries, report_interrupted
+    from onnxtool.cli.streams import quiet_libraries, ready_streams, report_interrupted
 
     quiet_libraries()
+    ready_streams()  # before any import opens a file
     try:
         interruption.raise_at_signals(report_interrupted)
         if sys.platform != "win32":
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)
+        from onnxtool.cli.entry import run_arguments
+
         code = run_arguments(sys.argv[1:])
     except interruption.Interrupted as stop:
         code = stop.code
@@ -55,18 +58,8 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def run_arguments(arguments: Sequence[str]) -> int:
-    """Run a command line; return 0 for done, 1 for failed or a gate met, 2 for wrong usage, 130 for interrupted."""
-    from onnxtool.cli.streams import ready_streams
-
-    ready_streams()
-    from onnxtool.cli.entry import run_group
-
-    return run_group(arguments)
-
-
 def __getattr__(name: str) -> object:
-    if name not in ("COMMANDS", "main"):
+    if name not in ("COMMANDS", "main", "run_arguments"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from onnxtool.cli import entry
 

@@ -16,7 +16,7 @@ import click
 
 from onnxtool.cli.commands import COMMANDS as COMMANDS
 from onnxtool.cli.commands import RUNNABLE
-from onnxtool.cli.streams import drop_output, is_text
+from onnxtool.cli.streams import drop_output, is_text, ready_streams
 from onnxtool.cli.streams import report_error as report_error
 from onnxtool.errors import OnnxtoolError, OptionError, first_line
 from onnxtool.reading import reading
@@ -130,8 +130,9 @@ def find_command(path: str) -> click.Command:
     return found
 
 
-def run_group(arguments: Sequence[str]) -> int:
-    """Run a command line and return the exit code: 0 done, 1 failed or a gate met, 2 usage, 130 interrupted."""
+def run_arguments(arguments: Sequence[str]) -> int:
+    """Run a command line; return 0 for done, 1 for failed or a gate met, 2 for wrong usage, 130 for interrupted."""
+    ready_streams()
     if wrong := [argument for argument in arguments if not is_text(argument)]:
         return report_error(
             f"the argument {wrong[0]!r} is not valid UTF-8", "rename the file, or write the text again", 2
@@ -152,19 +153,8 @@ def run_group(arguments: Sequence[str]) -> int:
         arguments = arguments or ["--help"]
         code = main.main(list(arguments), standalone_mode=False, prog_name="onnxtool")
         sys.stdout.flush()
-    except OptionError as error:
-        known = arguments[0] if arguments[0] in COMMANDS else ""
-        return report_error(f"{error.message}\n{error.hint}".strip(), f"see {f'onnxtool {known}'.strip()} --help", 2)
-    except OnnxtoolError as error:
-        return report_error(error.message, error.hint, 1)
-    except click.ClickException as error:
-        hint = ""
-        if isinstance(error, click.UsageError):
-            # The option parser has no context.
-            known = arguments[0] if arguments[0] in COMMANDS else ""
-            path = error.ctx.command_path if error.ctx is not None else f"onnxtool {known}".strip()
-            hint = f"{_ways_out(error)}see {path} --help"
-        return report_error(error.format_message(), hint, error.exit_code)
+    except (OnnxtoolError, click.ClickException) as error:
+        return _report_refusal(error, arguments[0] if arguments[0] in COMMANDS else "")
     except (KeyboardInterrupt, click.Abort):
         return report_error("interrupted", "", 130)
     except BrokenPipeError:
@@ -175,17 +165,9 @@ def run_group(arguments: Sequence[str]) -> int:
         drop_output()
         return report_error(f"{_place_of(error)}: {error.strerror}", "", 1)
     except (MemoryError, ImportError, SystemError, RuntimeError) as error:
-        if isinstance(error, ImportError) and error.name in ("torch", "transformers"):
-            return report_error(
-                f"this needs {error.name}, which is not installed", f"pip install '{DISTRIBUTION}[export]'", 1
-            )
-        is_known = isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))
-        if not is_known and (allowed_mb is None or not _UNDER_A_LIMIT.search(str(error))):
+        if (reported := _report_missing(error, allowed_mb)) is None:
             raise
-        limit = "" if allowed_mb is None else f"; a process may have {allowed_mb} MB here (ulimit -v, ulimit -d)"
-        return report_error(
-            "there is not enough memory", f"use smaller batches, shorter texts, or more memory{limit}", 1
-        )
+        return reported
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # a library in Rust gave up, with an error that is no Exception
             raise
@@ -196,6 +178,34 @@ def run_group(arguments: Sequence[str]) -> int:
             1,
         )
     return code if isinstance(code, int) else 0
+
+
+def _report_refusal(error: OnnxtoolError | click.ClickException, command: str) -> int:
+    """Report what onnxtool or click refuses, with the command whose help explains it; return the exit code."""
+    usage = f"onnxtool {command}".strip()
+    if isinstance(error, OptionError):
+        return report_error(f"{error.message}\n{error.hint}".strip(), f"see {usage} --help", 2)
+    if isinstance(error, OnnxtoolError):
+        return report_error(error.message, error.hint, 1)
+    hint = ""
+    if isinstance(error, click.UsageError):
+        # The option parser has no context.
+        path = error.ctx.command_path if error.ctx is not None else usage
+        hint = f"{_ways_out(error)}see {path} --help"
+    return report_error(error.format_message(), hint, error.exit_code)
+
+
+def _report_missing(error: Exception, allowed_mb: int | None) -> int | None:
+    """Report that memory or a library is missing, and return the exit code; None for any other error."""
+    if isinstance(error, ImportError) and error.name in ("torch", "transformers"):
+        return report_error(
+            f"this needs {error.name}, which is not installed", f"pip install '{DISTRIBUTION}[export]'", 1
+        )
+    is_known = isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))
+    if not is_known and (allowed_mb is None or not _UNDER_A_LIMIT.search(str(error))):
+        return None
+    limit = "" if allowed_mb is None else f"; a process may have {allowed_mb} MB here (ulimit -v, ulimit -d)"
+    return report_error("there is not enough memory", f"use smaller batches, shorter texts, or more memory{limit}", 1)
 
 
 def _allowed_mb() -> int | None:

@@ -1,30 +1,355 @@
-"""List, read and remove files, on this machine or anywhere else."""
+"""List, read and remove files, on this machine or anywhere else.
+
+Object stores and web servers are reached through obstore; other filesystems, which are only read, through fsspec. A
+store writes a file in one request, so that it appears whole or not at all. Tested with obstore 0.12, fsspec 2026.9 and
+paramiko 5.1.
+"""
 
 from __future__ import annotations
 
 import atexit
+import errno
 import io
 import os
+import posixpath
 import re
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from onnxtool import reading
-from onnxtool.encoding import filesystems
-from onnxtool.encoding.filesystems import Entry as Entry
-from onnxtool.encoding.locations import Location, Uri
-from onnxtool.errors import InputError, OutputExistsError
-from onnxtool.interruption import temporary_folder
+from onnxtool.encoding.locations import SERVERS, STORES, Location, Uri
+from onnxtool.errors import InputError, OutputExistsError, OutputWriteError, StoreError, imported, shorten
+from onnxtool.interruption import check_interrupted, temporary_folder
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.commits import folder_lock
 from onnxtool.model_file.metadata import PARTNER_KEY, READS_KEY
 from onnxtool.model_file.wire import read_structure
+
+Answer = TypeVar("Answer")
+
+RANGE_BYTES = 8 << 20  # of a request that reads a part of a file
+_MOST_BYTES = 5 << 30  # of one request, as stores take it
+_RETRIES, _GIVE_UP, _CONNECT = 20, timedelta(minutes=5), timedelta(seconds=10)  # of a store's client
+_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # seconds
+# Failures that retrying does not fix.
+_FINAL = (PermissionError, IsADirectoryError, NotADirectoryError)
+_BROKEN_OFF = re.compile(r"\bbody\b")  # the only failure that a store's client does not retry
+_TIMES = {"mtime": 1.0, "modified": 1.0, "last_modified": 1.0, "modification_time": 1e-3, "modificationTime": 1e-3}
+_REQUESTS_AT_ONCE = 32
+
+
+class Entry(NamedTuple):
+    """A file in a listing.
+
+    Attributes:
+        modified: seconds since 1970; 0 if unknown.
+        tag: distinguishes it from another file of the same name; empty for a file of this machine.
+    """
+
+    size_bytes: int
+    modified: float
+    tag: str = ""
+
+
+class _Inside(NamedTuple):
+    """The contents of a folder: files and subfolders by name."""
+
+    files: dict[str, Entry]
+    folders: list[str]
+
+
+class _Store:
+    """An object store or a web server."""
+
+    def __init__(self, root: str) -> None:
+        why = f"{root} needs obstore", "pip install 'onnxtool-cli[stores]'"
+        allows_http = any(
+            os.environ.get(f"{name}_ALLOW_HTTP", "").lower() in ("1", "true") for name in ("AWS", "GOOGLE", "AZURE")
+        )
+        self._store = imported("obstore.store", *why).from_url(
+            root,
+            retry_config={"max_retries": _RETRIES, "retry_timeout": _GIVE_UP},
+            client_options={"timeout": _GIVE_UP, "connect_timeout": _CONNECT, "allow_http": allows_http},
+        )
+
+    def entry(self, path: str) -> Entry:
+        return _entry(self._store.head(path))
+
+    def inside(self, path: str) -> _Inside:
+        found = self._store.list_with_delimiter(path or None)
+        return _Inside(
+            {posixpath.basename(each["path"]): _entry(each) for each in found["objects"]},
+            [posixpath.basename(each.rstrip("/")) for each in found["common_prefixes"]],
+        )
+
+    def read(self, path: str, begin: int, end: int | None) -> tuple[Entry, bytes]:
+        answer = self._store.get(path, options={} if end is None else {"range": (begin, end)})
+        return _entry(answer.meta), answer.bytes().to_bytes()
+
+    def fetch(self, path: str, target: Path) -> Entry:
+        answer = self._store.get(path)
+        with target.open("wb") as file:  # not through memory, as models are large
+            for chunk in answer.stream(RANGE_BYTES):
+                file.write(chunk)
+        return _entry(answer.meta)
+
+    def write(self, path: str, content: bytes | Path, *, only_once: bool) -> bool:
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            self._store.put(path, content, mode="create" if only_once else "overwrite", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    def remove(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._store.delete(path)
+
+
+class _Filesystem:
+    """A filesystem that fsspec reads."""
+
+    def __init__(self, root: str) -> None:
+        from fsspec.core import url_to_fs
+
+        filesystem, path = url_to_fs(f"{root}/", skip_instance_cache=True)
+        self._filesystem: Any = filesystem
+        self._base = str(path).rstrip("/")
+
+    def entry(self, path: str) -> Entry:
+        self._filesystem.invalidate_cache()
+        info = self._filesystem.info(f"{self._base}/{path}")  # `exists` treats every failure as a no
+        if info["type"] != "file":
+            raise FileNotFoundError
+        return _entry(info)
+
+    def inside(self, path: str) -> _Inside:
+        self._filesystem.invalidate_cache()
+        found = _Inside({}, [])
+        for info in self._filesystem.ls(f"{self._base}/{path}".rstrip("/") or "/", detail=True):
+            name = posixpath.basename(info["name"].rstrip("/"))
+            followed = info if info["type"] in ("file", "directory") else self._followed(info["name"])
+            if followed["type"] == "directory":
+                found.folders.append(name)
+            elif followed["type"] == "file":
+                found.files[name] = _entry(followed)
+        return found
+
+    def _followed(self, name: str) -> dict[str, Any]:
+        """Return the target of a link, which a listing does not follow."""
+        try:
+            info: dict[str, Any] = self._filesystem.info(name)
+        except FileNotFoundError:
+            raise InputError(f"{name} is a link to nothing", "put the file there, or remove it") from None
+        return info
+
+    def read(self, path: str, begin: int, end: int | None) -> tuple[Entry, bytes]:
+        found = self.entry(path)
+        last = found.size_bytes if end is None else end
+        content = self._filesystem.cat_file(f"{self._base}/{path}", start=begin, end=last) if last > begin else b""
+        return found, bytes(content)
+
+    def fetch(self, path: str, target: Path) -> Entry:
+        found = self.entry(path)
+        self._filesystem.get_file(f"{self._base}/{path}", str(target))
+        return found
+
+
+def _entry(info: Mapping[str, Any]) -> Entry:
+    """Return a file's details; the time is under any of its names."""
+    modified = 0.0
+    for name, unit in (*_TIMES.items(), ("created", 1.0)):
+        if (value := info.get(name)) is not None:
+            modified = value.timestamp() if isinstance(value, datetime) else float(value) * unit
+            break
+    return Entry(info["size"], modified, info.get("e_tag") or f"{info['size']} bytes of {modified}")
+
+
+@lru_cache(maxsize=16)
+def _client(root: str, _process: int) -> _Store | _Filesystem:
+    """Open a filesystem; connections belong to one process."""
+    return _Store(root) if root.startswith(_BY_OBSTORE) else _Filesystem(root)
+
+
+_BY_OBSTORE = tuple(f"{scheme}://" for scheme in (*STORES, *SERVERS))
+
+
+def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
+    """Call a filesystem, retrying over a new connection after temporary failures.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        InputError: a package is missing.
+        StoreError: the request was refused or never answered.
+    """
+    for wait in (*_WAITS, None):
+        try:
+            return request(_client(uri.root, os.getpid()), uri.key)
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", str(uri)) from None
+        except ImportError as error:
+            raise InputError(f"{uri} cannot be reached: {error}", "install the package that is missing") from None
+        except (InputError, StoreError):
+            raise
+        except Exception as error:  # noqa: BLE001  each library has its own errors
+            if wait is None or not _is_passing(error):
+                raise StoreError(f"{uri}: {_reason(error)}", _hint(uri)) from None
+        if uri.scheme not in (*STORES, *SERVERS):
+            _client.cache_clear()
+        check_interrupted()
+        time.sleep(wait)
+    raise AssertionError("the last wait is None")
+
+
+def _is_passing(error: Exception) -> bool:
+    """Whether a failure may be temporary; a refused password is not retried."""
+    if isinstance(error, OSError | EOFError):
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        return not isinstance(error, _FINAL) and not 400 <= status < 500
+    return _BROKEN_OFF.search(_reason(error)) is not None
+
+
+def _reason(error: Exception) -> str:
+    """Return a library's message on one line, without obstore's dump of its source."""
+    said = " ".join(str(error).partition("\n\nDebug source")[0].split())
+    return shorten(said or type(error).__name__, 1000)  # with the store's own code in the middle
+
+
+def _hint(uri: Uri) -> str:
+    if uri.scheme in (*STORES, *SERVERS):
+        return "check the address, the network, and the credentials of the environment, such as AWS_ACCESS_KEY_ID"
+    return (
+        "check the address, the network, and what fsspec is configured with, such as the variable "
+        f"FSSPEC_{uri.scheme.upper()}_USERNAME"
+    )
+
+
+def below(folder: Uri, before: str = "") -> Iterator[tuple[str, int]]:
+    """Yield name and size of the files in a folder and its subfolders; fsspec's `find` skips failures."""
+    files, folders = _inside(folder)
+    yield from ((f"{before}{name}", found.size_bytes) for name, found in files.items())
+    for name in folders:
+        yield from below(folder / name, f"{before}{name}/")
+
+
+def _inside(folder: Uri) -> _Inside:
+    if folder.scheme in SERVERS:
+        raise InputError(f"{folder} is of a server, which lists no folders", "pass the address of one file, or a store")
+    found: _Inside = _ask(folder, lambda client, path: client.inside(path))
+    return found
+
+
+def head(uri: Uri) -> Entry | None:
+    """Return a file's details without reading it; None if it does not exist."""
+    with suppress(FileNotFoundError):
+        found: Entry = _ask(uri, lambda client, path: client.entry(path))
+        return found
+    return None
+
+
+def get(uri: Uri, begin: int = 0, end: int | None = None, tag: str | None = None) -> bytes:
+    """Read a file, or a range of it; with `tag`, a replaced file is an error."""
+
+    def request(client: _Store | _Filesystem, path: str) -> bytes:
+        found, content = client.read(path, begin, end)
+        if tag is not None and tag != found.tag:
+            raise StoreError(f"{uri} has changed while it was read", "run the same command again")
+        _require_size(len(content), (found.size_bytes if end is None else end) - begin)
+        return content
+
+    return _ask(uri, request)
+
+
+def download(uri: Uri, path: Path) -> None:
+    """Copy a file to this machine."""
+
+    def request(client: _Store | _Filesystem, source: str) -> None:
+        found = client.fetch(source, path)
+        _require_size(path.stat().st_size, found.size_bytes)
+
+    _ask(uri, request)
+
+
+def _require_size(found: int, expected: int) -> None:
+    if found != expected:
+        raise EOFError(f"{found} bytes arrived instead of {expected}")
+
+
+def require_writable(uri: Uri) -> None:
+    """Refuse to write anywhere but into a store.
+
+    Raises:
+        OutputWriteError: it is read through fsspec, or from a server.
+    """
+    if uri.scheme not in STORES:
+        raise OutputWriteError(
+            f"{uri} is only read from", "write into a folder, which may be mounted, or a store: s3://, gs:// or az://"
+        )
+
+
+def put(uri: Uri, content: bytes | Path, *, only_once: bool = False) -> bool:
+    """Write a file in one request; return whether it was written. With `only_once`, an existing file is kept."""
+    require_writable(uri)
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    if size > _MOST_BYTES:
+        raise OutputWriteError(
+            f"cannot write {uri} in one request: it has {size} bytes, and stores take {_MOST_BYTES}",
+            "make smaller shards: --shard_size",
+        )
+    is_written: bool = _ask(uri, lambda client, path: client.write(path, content, only_once=only_once))
+    return is_written
+
+
+class RangeReader(io.RawIOBase):
+    """A remote file as a file object: each read is a separate request, which is retried if lost.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+
+    def __init__(self, uri: Uri) -> None:
+        found = head(uri)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", str(uri))
+        self._uri = uri
+        self._size, self._tag = found.size_bytes, found.tag
+        self._place = 0
+
+    def readable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a byte, without a request."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        self._place = max(0, base + offset)
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with one request, which fails if the file has been replaced."""
+        view = memoryview(buffer).cast("B")
+        end = min(self._size, self._place + len(view))
+        if end <= self._place:
+            return 0
+        content = get(self._uri, self._place, end, self._tag)
+        view[: len(content)] = content
+        self._place += len(content)
+        return len(content)
+
 
 START_AGAIN = "pass another --output, or start again with --force, which infer and encode run have"
 _READ_BYTES = 1 << 20
@@ -32,14 +357,16 @@ _YOUNG_S = 60.0  # a newly created temporary folder may not have its lock yet
 # Files of tokenizers, configurations and pooling modules; weights in other formats are not needed.
 _FOLDERS = r"([^/]+/)?([^/]+_)?[0-9]+_[A-Za-z]+/"
 _BESIDE = re.compile(rf"([^/]+/|{_FOLDERS})?[^/]+\.(json|txt|model|jinja)|{_FOLDERS}model\.safetensors")
-_MOST_BYTES = 1 << 28  # of a file next to the model
+_MOST_BESIDE_BYTES = 1 << 28  # of a file next to the model
 
 
 def entries(folder: Location) -> dict[str, Entry]:
     """List the files of a folder by name; empty if the folder does not exist."""
+    found: dict[str, Entry] = {}
     if isinstance(folder, Uri):
-        return filesystems.listed(folder)
-    found = {}
+        with suppress(FileNotFoundError):
+            found = _inside(folder).files
+        return found
     with suppress(FileNotFoundError), os.scandir(folder) as inside:
         for item in inside:
             with suppress(FileNotFoundError):  # it is gone since
@@ -52,7 +379,7 @@ def entries(folder: Location) -> dict[str, Entry]:
 def entry(location: Location) -> Entry | None:
     """Return a file's size and time without reading it; None if it does not exist."""
     if isinstance(location, Uri):
-        return filesystems.head(location)
+        return head(location)
     with suppress(FileNotFoundError):
         status = location.stat()
         return Entry(status.st_size, status.st_mtime)
@@ -68,7 +395,7 @@ def open_file(location: Location) -> io.BufferedReader:
     """
     if isinstance(location, Path):
         return io.BufferedReader(io.FileIO(location, "rb"), _READ_BYTES)
-    return io.BufferedReader(filesystems.RangeReader(location), filesystems.RANGE_BYTES)
+    return io.BufferedReader(RangeReader(location), RANGE_BYTES)
 
 
 def read_bytes(location: Location) -> bytes:
@@ -79,7 +406,7 @@ def read_bytes(location: Location) -> bytes:
         StoreError: the store does not answer.
     """
     if isinstance(location, Uri):
-        return filesystems.get(location)
+        return get(location)
     return reading.read_bytes(location)
 
 
@@ -88,11 +415,13 @@ def remove(locations: Iterable[Location]) -> None:
     uris = []
     for location in locations:
         if isinstance(location, Uri):
+            require_writable(location)
             uris.append(location)
         else:
             location.unlink(missing_ok=True)
     if uris:
-        filesystems.delete(uris)
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE, "removing") as workers:
+            list(workers.map(lambda uri: _ask(uri, lambda client, path: client.remove(path)), uris))
 
 
 @contextmanager
@@ -103,7 +432,7 @@ def on_this_machine(location: Location) -> Iterator[Path]:
         return
     with scratch_folder("copy") as folder:
         path = folder / location.name
-        filesystems.download(location, path)
+        download(location, path)
         yield path
 
 
@@ -149,22 +478,22 @@ def _fetch(model: Uri, task: str | None) -> Path:
     path = place / model.key.removeprefix(f"{base.key}/")
     path.parent.mkdir(exist_ok=True)
     try:
-        filesystems.download(model, path)
+        download(model, path)
     except FileNotFoundError:
         raise InputError(f"no such model: {model}", "check --model_path") from None
     structures = [read_structure(path)]
     partner = ModelFile(path, structures[0]).plain_name(PARTNER_KEY)
     if partner is not None and task not in (None, *structures[0].metadata.get(READS_KEY, "").split(", ")):
         with suppress(FileNotFoundError):  # reported by the reader that needs it
-            filesystems.download(model.parent / partner, path.with_name(partner))
+            download(model.parent / partner, path.with_name(partner))
             structures.append(read_structure(path.with_name(partner)))
     external = {(path.parent / data.location).resolve() for one in structures for data in one.external}
-    for name, size in filesystems.below(base):
+    for name, size in below(base):
         target = (place / name).resolve()
-        is_wanted = target in external or (_BESIDE.fullmatch(name) is not None and size <= _MOST_BYTES)
+        is_wanted = target in external or (_BESIDE.fullmatch(name) is not None and size <= _MOST_BESIDE_BYTES)
         if is_wanted and place.resolve() in target.parents:
             target.parent.mkdir(parents=True, exist_ok=True)
-            filesystems.download(base / name, target)
+            download(base / name, target)
     ModelFile.open(path)
     return path
 

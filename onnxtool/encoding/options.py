@@ -5,19 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from onnxtool.checkpoint.vector_types import Calibrated, Dimensions, RangesFile, VectorsAs, check_ranges_options
-from onnxtool.infer.options import (
-    AnyTask,
-    Described,
-    Long,
-    ModelName,
-    Overlap,
-    Prompt,
-    Representation,
-    check_overlap,
-)
-from onnxtool.options import UNSET, Force, Option, Options
+from onnxtool.infer.options import ModelOptions
+from onnxtool.options import UNSET, Force, Option, Options, PathField
 from onnxtool.progress import Stage
-from onnxtool.runtime.providers import Provider, ProviderOptions, Threads
 
 # Output formats of vectors, and of term weights in them.
 OUTPUT_FORMATS = ("jsonl", "parquet", "npy")
@@ -27,21 +17,10 @@ Workers = Annotated[int, Option("Concurrent batches of a corpus; 0: one per core
 ENGINES = ("local", "ray")
 
 
-class VectorOptions(Described, ProviderOptions):
-    """Options that determine the bytes of an encoded corpus.
+class VectorOptions(ModelOptions):
+    """Options that determine the bytes of an encoded corpus, in addition to those of `ModelOptions`.
 
     Attributes:
-        model_name: the checkpoint's folder or hub id, instead of the files next to the model.
-        prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none; None for
-            the checkpoint's default.
-        task: the texts' task, `query` or `document`; None for documents in late interaction, otherwise neither. Or the
-            file's task as in FileDescription, like `head`, `pooling` and `normalize`.
-        representation: for an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
-        long: handling of texts beyond the model's limit: `truncate` (the default), `window` to read them as passages
-            with their own ids and vectors, or `fail` to reject them.
-        overlap: number of tokens shared by neighbouring passages; None for a quarter of the model's limit.
-        provider: `auto`, or a provider as of `ExecutionProvider.parse`.
-        threads: intra-op threads of the session; 0 for one, as the workers use the other cores.
         output_format: one of OUTPUT_FORMATS; None for jsonl with sparse encoders, and npy with embedders.
         gzip: whether jsonl is compressed.
         contents: whether texts are written with their vectors; None for yes in jsonl, otherwise no.
@@ -58,14 +37,6 @@ class VectorOptions(Described, ProviderOptions):
         batch_tokens: the maximum number of tokens per batch, including padding; 0 to fit the model.
     """
 
-    model_name: ModelName = UNSET
-    prompt: Prompt = None
-    task: AnyTask = None
-    representation: Representation = None
-    long: Long = None
-    overlap: Overlap = None
-    provider: Provider = "auto"
-    threads: Threads = 0
     output_format: Annotated[
         str | None,
         Option(
@@ -99,7 +70,6 @@ class VectorOptions(Described, ProviderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_overlap(self.long, self.overlap)
         check_ranges_options(self.vectors_as, self.ranges, self.calibration)
 
 
@@ -121,6 +91,27 @@ class CorpusOptions(VectorOptions):
         ),
     ] = False
     force: Force = False
+
+
+class CorpusPlaces(Options):
+    """The places of a collection's encoding, each of which may be an address in an object store.
+
+    Attributes:
+        model_path: the ONNX file.
+        corpus: a file or a folder of files.
+        output: the folder of vectors.
+    """
+
+    model_path: Annotated[PathField, Option("The ONNX file.", is_location=True)]
+    corpus: Annotated[
+        PathField,
+        Option(
+            "The collection: a file or a folder of files; for a test collection, its documents are encoded.",
+            name="input",
+            is_location=True,
+        ),
+    ]
+    output: Annotated[PathField, Option("The folder of vectors.", metavar="NAME/", is_location=True, writes="folder")]
 
 
 class ProcessOptions(Options):

@@ -16,8 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from onnxtool.encoding.files import START_AGAIN, Entry, entries, read_bytes, remove, scratch_folder
-from onnxtool.encoding.filesystems import put, require_writable
+from onnxtool.encoding.files import (
+    START_AGAIN,
+    Entry,
+    entries,
+    put,
+    read_bytes,
+    remove,
+    require_writable,
+    scratch_folder,
+)
 from onnxtool.encoding.locations import AnyLocation, Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow

@@ -20,10 +20,9 @@ from onnxtool.encoding.sources import Document, Reject
 from onnxtool.encoding.splits import Window
 from onnxtool.errors import InputError
 from onnxtool.infer.chats import CUT, LongTexts
-from onnxtool.infer.heads.head import BatchRules
+from onnxtool.infer.heads.head import BatchRules, VectorForm
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.infer.pictures import PictureModel, PreparedPicture
-from onnxtool.infer.text_model import VectorForm
 from onnxtool.infer.vectors import AnyVectors, in_order
 
 # Windows that are tokenized or run ahead of the one being finished, to keep the workers busy.

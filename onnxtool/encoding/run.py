@@ -10,8 +10,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from onnxtool.encoding.encoder import SplitEncoder, Task
 from onnxtool.encoding.files import START_AGAIN, entry, model_on_this_machine
+from onnxtool.encoding.job import SplitEncoder, Task
 from onnxtool.encoding.locations import AnyLocation, Location, OutputLocation, parse_location
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.merge import publish, reasons_of

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from onnxtool.encoding.encoder import SplitEncoder, Task
+from onnxtool.encoding.job import SplitEncoder, Task
 from onnxtool.encoding.options import ProcessOptions
 from onnxtool.encoding.progress import Event, OnEvent, Running
 from onnxtool.errors import SessionError, shorten

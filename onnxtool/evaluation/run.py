@@ -23,11 +23,10 @@ from onnxtool.evaluation.measures import (
     mean_of,
     parse_measures,
 )
-from onnxtool.evaluation.onnx_systems import open_model
 from onnxtool.evaluation.options import BM25, DEFAULT_CANDIDATES, DEFAULT_MEASURES, RERANKER, SPARSE, EvaluateOptions
 from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport, Terms
 from onnxtool.evaluation.search import Run
-from onnxtool.evaluation.systems import Bm25, Found, System, VectorSystem
+from onnxtool.evaluation.systems import Bm25, Found, System, VectorSystem, open_model
 from onnxtool.model_file import ModelFile, check_writable, write_text
 from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize import Judge, Judgement
@@ -78,34 +77,23 @@ def evaluate_model(
         check_writable(Path(run_path), force=force)
     model = open_model(Path(model_path), options)
     base = None if options.against is None else _open_base(options.against, options, model.kind)
-    kinds = {system.kind for system in (model, base) if system is not None}
-    others = {
-        "--num_candidates": options.num_candidates is not None and RERANKER not in kinds,
-        "--keep_special": options.keep_special and model.kind != SPARSE,
-        "--dimensions": options.dimensions is not None and model.kind == RERANKER,
-    }
-    if given := [name for name, is_ignored in others.items() if is_ignored]:
-        raise InputError(
-            f"{' and '.join(given)} would change nothing: {model_path} is a model of the kind {model.kind}",
-            "leave it out",
-        )
+    systems = [system for system in (model, base) if system is not None]
+    _refuse_unused(options, systems)
     _require_figures(gates, measures, model, base)
     if run_path is not None:
         _require_plain_ids(chain(collection.queries, (document.id for document in read_documents(collection))))
     found, seconds = _retrieve(model, collection)
     values = compute(measures, collection.judgements, found.run)
-    times = _time_queries([system for system in (model, base) if system is not None], collection)
-    against, base_found, base_values = None, None, None
+    times = _time_queries(systems, collection)
+    against, others, base_values = None, None, None
     if base is not None:
-        base_found, base_seconds = _retrieve(base, collection)
-        base_values = compute(measures, collection.judgements, base_found.run)
-        against = _compare(collection, found, values, base_found, base_values)
-        against = replace(against, base=_described(base, base_found, times, base_seconds))
-    queries = _queries(collection, found.run, values, None if base_found is None else base_found.run, base_values)
+        others, base_seconds = _retrieve(base, collection)
+        base_values = compute(measures, collection.judgements, others.run)
+        against = _compare(collection, found, values, others, base_values)
+        against = replace(against, base=_described(base, others, times, base_seconds))
+    queries = _queries(collection, found.run, values, None if others is None else others.run, base_values)
     if against is not None:
-        first = next(iter(measures))
-        worst = sorted(queries, key=lambda one: one.measures[first] - one.base[first])
-        against = replace(against, lost=tuple(one for one in worst[:_LOST] if one.measures[first] < one.base[first]))
+        against = replace(against, lost=_lost(queries, next(iter(measures))))
     report = EvaluationReport(
         model=_described(model, found, times, seconds),
         data=collection.name,
@@ -128,6 +116,31 @@ def evaluate_model(
         write_text(Path(run_path), _run_text(found.run, Path(model_path).stem), force=force)
         report = replace(report, run_path=str(run_path))
     return report
+
+
+def _refuse_unused(options: EvaluateOptions, systems: Sequence[System]) -> None:
+    """Refuse options that would change nothing for the model, the first of `systems`, and its base.
+
+    Raises:
+        InputError: there is one.
+    """
+    model, kinds = systems[0], {system.kind for system in systems}
+    others = {
+        "--num_candidates": options.num_candidates is not None and RERANKER not in kinds,
+        "--keep_special": options.keep_special and model.kind != SPARSE,
+        "--dimensions": options.dimensions is not None and model.kind == RERANKER,
+    }
+    if given := [name for name, is_ignored in others.items() if is_ignored]:
+        raise InputError(
+            f"{' and '.join(given)} would change nothing: {model.name} is a model of the kind {model.kind}",
+            "leave it out",
+        )
+
+
+def _lost(queries: Sequence[QueryResult], measure: str) -> tuple[QueryResult, ...]:
+    """Return the queries with the largest losses against the base, worst first."""
+    worst = sorted(queries, key=lambda one: one.measures[measure] - one.base[measure])
+    return tuple(one for one in worst[:_LOST] if one.measures[measure] < one.base[measure])
 
 
 def check_evaluation(

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, overload
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
-from onnxtool.checkpoint.folder import Prompts, find_checkpoint_folder
-from onnxtool.checkpoint.limits import graph_limit, limit_of_task, text_limit
-from onnxtool.checkpoint.quantized_vectors import RangesLike
+from onnxtool.checkpoint.folder import CheckpointFolder, Prompts, find_checkpoint_folder
+from onnxtool.checkpoint.limits import Limit, graph_limit, limit_of_task, text_limit
 from onnxtool.checkpoint.text_files import TextInput, several
-from onnxtool.checkpoint.vector_types import Dimensions, VectorsAs
+from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.answering import Asked, Item, answer_texts, stream_answers
-from onnxtool.infer.chats import CUT, Chats, LongTexts
+from onnxtool.infer.chats import Chats, LongTexts
 from onnxtool.infer.descriptions import Reading
 from onnxtool.infer.generation.graphs import ENCODER_MASK, find_encoder
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.heads.head import BatchRules
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
-from onnxtool.infer.options import FileDescription, Long, LongText, Representation, TextTask
+from onnxtool.infer.options import FileDescription, Long, ModelOptions, Representation, TextTask
 from onnxtool.infer.report import InferReport
 from onnxtool.infer.static_queries import QUERY, load_queries
 from onnxtool.infer.text_model import TASKS, AnyVector, Encoding, TextModel, find_file
@@ -131,11 +129,7 @@ def load(
     if DECODER_KEY in model.metadata or ENCODER_MASK in model.input_names:
         reads = find_encoder(model, None if encoder_path is None else Path(encoder_path)) or model
     require_named_inputs(reads)
-    limit = text_limit(reads, folder, task)
-    of_tasks = ((name, limit_of_task(reads, folder, name)) for name in TASKS)
-    limits = {name: own for name, own in of_tasks if own is not None}
-    for one in (*limits.values(), *(() if limit is None else (limit,))):
-        tokenizer.require_room(one)
+    limit, limits = _limits_of(reads, folder, task, tokenizer)
     head = head_for(task, model, folder, tokenizer, representation)
     if reading is not None:
         head = reading.described(head)
@@ -171,6 +165,30 @@ def load(
     )
 
 
+def _limits_of(
+    reads: ModelFile, folder: CheckpointFolder, task: str, tokenizer: TextTokenizer
+) -> tuple[Limit | None, dict[str, Limit]]:
+    """Return the limit of texts, and those of queries and documents, each with room for the tokenizer's own tokens."""
+    limit = text_limit(reads, folder, task)
+    of_tasks = ((name, limit_of_task(reads, folder, name)) for name in TASKS)
+    limits = {name: own for name, own in of_tasks if own is not None}
+    for one in (*limits.values(), *(() if limit is None else (limit,))):
+        tokenizer.require_room(one)
+    return limit, limits
+
+
+def load_as(options: ModelOptions, model: ModelPath, model_name: CheckpointName, threads: int) -> LoadedModel:
+    """Load a model as the options of a command say, with the files of a checkpoint and a number of threads."""
+    return load(
+        model,
+        model_name=model_name,
+        description=options.description,
+        provider=options.provider,
+        threads=threads,
+        representation=options.representation,
+    )
+
+
 class _LoadedEncoding(Encoding, total=False):
     """The arguments of `encode`, for its overloads."""
 
@@ -192,14 +210,8 @@ def encode(
     model_name: CheckpointName = None,
     description: FileDescription | None = None,
     provider: Provider = "auto",
-    prompt: str | None = None,
-    task: TextTask = None,
     representation: Representation = None,
-    long: LongTexts | LongText = CUT,
-    keep_special: bool = False,
-    vectors_as: VectorsAs = None,
-    ranges: RangesLike | None = None,
-    dimensions: Dimensions = None,
+    **encoding: Unpack[Encoding],
 ) -> AnyVectors | AnyVector:
     """Load the model at `model_path` and return the vectors of `texts`; see `load` and `LoadedModel.encode`.
 
@@ -208,18 +220,16 @@ def encode(
     Raises:
         OnnxtoolError: the model cannot be loaded or returns no vectors, or a text cannot be read.
     """
-    is_stored = vectors_as is not None or dimensions is not None or ranges is not None  # of no sparse vectors
-    is_stored |= description is not None
-    model = ModelFile.open(model_path)
-    if task == QUERY and not is_stored and (queries := load_queries(model, model_name=model_name)) is not None:
+    task, stored = encoding.get("task"), [encoding.get(name) for name in ("vectors_as", "dimensions", "ranges")]
+    model, queries = ModelFile.open(model_path), None
+    if task == QUERY and description is None and stored == [None] * 3:  # terms are never stored in another form
+        queries = load_queries(model, model_name=model_name)
+    if queries is not None:
+        prompt, keep_special = encoding.get("prompt"), encoding.get("keep_special", False)
         found = queries.encode(several(texts), prompt=prompt, keep_special=keep_special)
         return found[0] if isinstance(texts, str) else found
-    named = None if model_name is None else os.fspath(model_name)
-    model, model_name = find_file(model, named, task)
+    model, model_name = find_file(model, model_name, task)
     loaded = load(
         model, model_name=model_name, description=description, provider=provider, representation=representation
     )
-    return loaded.encode(
-        texts, prompt=prompt, task=task, long=long, keep_special=keep_special, vectors_as=vectors_as, ranges=ranges,
-        dimensions=dimensions,
-    )  # fmt: skip
+    return loaded.encode(texts, **encoding)

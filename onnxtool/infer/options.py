@@ -182,31 +182,50 @@ class FileDescription(Described, kw_only=True):
         return {f"--{name}": f"--{name} {value}" for name, value in named if value is not None} | scaled
 
 
-class InferOptions(Described, ProviderOptions):
-    """Options of `infer`.
+class ModelOptions(Described, ProviderOptions, kw_only=True):
+    """Options that answers and corpora share: the model's checkpoint, the reading of texts, and the provider.
+
+    Attributes:
+        model_name: the checkpoint's folder or hub id, instead of the files next to the model.
+        prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none; None for
+            the task's prompt, or the checkpoint's default.
+        task: the texts' task, `query` or `document`; None for documents in late interaction, otherwise neither. Or the
+            file's task, one of FILE_TASKS, as in FileDescription, like `head`, `pooling` and `normalize`.
+        representation: for an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
+        long: handling of texts beyond the model's limit, one of LONG_TEXTS; None for the default of the model's task.
+        overlap: number of tokens shared by neighbouring windows; None for a quarter of the model's limit.
+        provider: `auto`, or a provider as of `ExecutionProvider.parse`.
+        threads: intra-op threads; 0 for one per core, or for one if batches run concurrently.
+    """
+
+    model_name: ModelName = UNSET
+    prompt: Prompt = None
+    task: AnyTask = None
+    representation: Representation = None
+    long: Long = None
+    overlap: Overlap = None
+    provider: Provider = "auto"
+    threads: Threads = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_overlap(self.long, self.overlap)
+
+
+class InferOptions(ModelOptions):
+    """Options of `infer`, in addition to those of `ModelOptions`.
 
     Attributes:
         model_path: the ONNX file.
-        model_name: the checkpoint's folder or hub id, instead of the files next to the model.
         texts: texts to run.
         images: image files to run, for an image model.
         query: paired with every text; for images, the text to rank them for.
         text_model: the ONNX file of the other side of a dual encoder, which encodes the query for images.
         input_path: a file of further texts, the folder of a test collection, or a folder or list of images.
-        prompt: the name of one of the checkpoint's prompts, or a text to write before each; None for the task's prompt,
-            or the default.
-        task: the texts' task, `query` or `document`; None for neither. Or one of FILE_TASKS, as in FileDescription,
-            like `head`, `pooling` and `normalize`.
-        representation: for an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
-        long: handling of long texts, one of LONG_TEXTS; None for the task's default.
-        overlap: number of tokens shared by neighbouring windows; None for a quarter of a window.
         top_k: the maximum number of candidates per text; None for the task's default.
-        provider: `auto`, or a provider as of `ExecutionProvider.parse`.
-        threads: intra-op threads; 0 for one per core.
     """
 
     model_path: Annotated[PathField, Option("The ONNX file.", is_location=True)]
-    model_name: ModelName = UNSET
     texts: Annotated[ManyTexts, Option("A text to run; may be repeated.", name="text")] = NOTHING
     images: Annotated[ManyPaths, Option("An image to run, for an image model; may be repeated.", name="image")] = (
         NOTHING
@@ -231,11 +250,6 @@ class InferOptions(Described, ProviderOptions):
             is_location=True,
         ),
     ] = UNSET
-    prompt: Prompt = None
-    task: AnyTask = None
-    representation: Representation = None
-    long: Long = None
-    overlap: Overlap = None
     top_k: Annotated[
         int | None,
         Option(
@@ -244,15 +258,12 @@ class InferOptions(Described, ProviderOptions):
             default="10 terms or tokens, 3 answers, all labels",
         ),
     ] = None
-    provider: Provider = "auto"
-    threads: Threads = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("texts", "images"):
             if isinstance(one := getattr(self, name), str | PathLike):
                 object.__setattr__(self, name, (one,))
-        check_overlap(self.long, self.overlap)
 
 
 def check_overlap(long: str | None, overlap: int | None) -> None:

@@ -13,7 +13,7 @@ from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.generation.graphs import ENCODER_MASK, cache_of
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.generation.writing import OnText, Writer, load_writer
-from onnxtool.infer.loading import LoadedModel, load
+from onnxtool.infer.loading import LoadedModel, load_as
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.pictures import answer_pictures
 from onnxtool.infer.report import GenerationReport, InferReport
@@ -86,15 +86,7 @@ class TextJob:
 
     def load(self) -> LoadedModel:
         """Load the model with its tokenizer."""
-        options = self.options
-        return load(
-            self.model,
-            model_name=options.model_name,
-            description=options.description,
-            provider=options.provider,
-            threads=options.threads,
-            representation=options.representation,
-        )
+        return load_as(self.options, self.model, self.options.model_name, self.options.threads)
 
     @property
     def asked(self) -> Asked:

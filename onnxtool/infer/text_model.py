@@ -5,6 +5,7 @@ Shape letters: B batch, N texts, S sequence, H hidden size.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,106 +18,24 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.folder import CheckpointFolder, Prompts, find_checkpoint_folder
 from onnxtool.checkpoint.limits import EncodedText, Limit, ReadOptions, Text
 from onnxtool.checkpoint.pooling_module import POOLING_MASK
-from onnxtool.checkpoint.pooling_modules import normalize
-from onnxtool.checkpoint.quantized_vectors import RangesLike, VectorType, given_ranges
+from onnxtool.checkpoint.quantized_vectors import RangesLike
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.vector_types import Dimensions, VectorsAs
 from onnxtool.errors import InputError
 from onnxtool.infer.chats import CUT, Chats, LongTexts
 from onnxtool.infer.heads import AnyHead
-from onnxtool.infer.heads.embeddings import Embeddings
-from onnxtool.infer.heads.head import Batch, BatchRules, VectorHead
+from onnxtool.infer.heads.head import Batch, BatchRules, VectorForm, VectorHead
 from onnxtool.infer.heads.masks import EXPORT_SPLADE, Masks
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.options import LongText, TextTask
 from onnxtool.infer.static_queries import QUERY, StaticQueries
-from onnxtool.infer.vectors import AnyVectors, DenseVectors, SparseVector, SparseVectors, TokenVectors, in_order
+from onnxtool.infer.vectors import AnyVectors, SparseVector, SparseVectors, TokenVectors, in_order
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import PAIR_KEY, PARTNER_KEY, READS_KEY, ROUTE_KEY
-from onnxtool.options import checked
+from onnxtool.model_file.metadata import READS_KEY, ROUTE_KEY
+from onnxtool.options import CheckpointName, checked
 from onnxtool.reports import short_repr
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.text_feeds import text_feeds
-
-
-@dataclass(frozen=True)
-class VectorForm:
-    """Post-processing of vectors.
-
-    Attributes:
-        dimensions: number of leading dimensions to keep; None for all.
-        normalizes: whether the truncated vectors are scaled to length 1 again.
-        stored: the storage type; None for no change.
-    """
-
-    dimensions: int | None = None
-    normalizes: bool = False
-    stored: VectorType | None = None
-
-    @classmethod
-    def of(
-        cls, head: AnyHead, *, vectors_as: str | None, ranges: RangesLike | None, dimensions: int | None
-    ) -> VectorForm:
-        """Check the requested post-processing against a model's vectors.
-
-        Args:
-            head: the model's head.
-            vectors_as: one of VECTOR_TYPES; None for the model's own type.
-            ranges: ranges of int8 and uint8: float32 [2, W], or a file for `read_ranges`.
-            dimensions: number of dimensions to keep; None for all.
-
-        Raises:
-            InputError: the model returns no such vectors, or ranges are missing, superfluous or malformed.
-        """
-        if ranges is not None and vectors_as is None:
-            raise InputError("ranges were passed, and vectors stay as they are", "pass vectors_as int8 or uint8")
-        if vectors_as is None and dimensions is None:
-            return cls()
-        if head.kind == "terms":
-            raise InputError(
-                "the model gives term weights, but --vectors_as and --dimensions are for embeddings",
-                "leave them out; --weights int stores the weights of a corpus as whole numbers",
-            )
-        given = head.stored if isinstance(head, Embeddings) else None
-        if given is not None:
-            raise InputError(
-                f"the graph itself gives {given.name} vectors",
-                "leave --vectors_as, --ranges and --dimensions out, or use the model exported without --vectors_as",
-            )
-        stored = None
-        if vectors_as is not None:
-            stored = VectorType.of(vectors_as, None if ranges is None else given_ranges(ranges))
-        return cls(dimensions, isinstance(head, Embeddings) and head.normalizes, stored)
-
-    def apply(self, vectors: Any) -> Any:
-        """Truncate and quantize vectors of texts or tokens.
-
-        Raises:
-            InputError: they have fewer dimensions than requested, or do not fit the ranges or whole bytes.
-        """
-        if self.dimensions is None and self.stored is None:
-            return vectors
-        if isinstance(vectors, TokenVectors):
-            if self.dimensions is not None:
-                raise InputError(
-                    "--dimensions keeps a part of an embedding, and texts have one for each token", "leave it out"
-                )
-            return replace(vectors, vectors=self._apply(vectors.vectors))
-        assert not isinstance(vectors, SparseVectors)  # noqa: S101  refused by `of`
-        return self._apply(vectors)
-
-    def _apply(self, vectors: DenseVectors) -> NDArray[Any]:
-        if self.dimensions is not None:
-            if vectors.shape[1] <= self.dimensions:
-                raise InputError(
-                    f"--dimensions {self.dimensions} was passed, but the vectors of this model have {vectors.shape[1]}",
-                    "pass a smaller number, or leave --dimensions out",
-                )
-            vectors = vectors[:, : self.dimensions]
-            if self.normalizes:
-                vectors = np.asarray(normalize(vectors), np.float32)
-        return vectors if self.stored is None else self.stored.apply(vectors)
-
 
 # Tasks of texts, as for encode_query and encode_document of sentence-transformers.
 TASKS = (QUERY, "document")
@@ -218,7 +137,7 @@ class TextModel:
         return f"the route {metadata.get(ROUTE_KEY)} reads the texts; the task {others[0]} has an encoder of its own"
 
     def _file_for(self, task: str | None) -> ModelFile:
-        return file_for(self.session.model, task, self.partner_path)
+        return self.session.model.for_task(task, self.partner_path)
 
     @cached_property
     def _partner(self) -> TextModel:
@@ -368,7 +287,7 @@ class TextModel:
             InputError: the model returns no vectors.
             SessionError: a value is not a finite number.
         """
-        head = self._vector_head()
+        head = self.vector_head()
         return self._finished(head.finish(head.pool(batch)), keep_special=keep_special)
 
     @overload
@@ -417,23 +336,19 @@ class TextModel:
         given = (texts,) if isinstance(texts, str) else tuple(texts)
         if not given:
             raise InputError("no texts to encode", "pass at least one")
-        if (model := self.of_task(task)) is not self:
-            return model.encode(
-                texts, prompt=prompt, task=task, long=long, keep_special=keep_special, vectors_as=vectors_as,
-                ranges=ranges, dimensions=dimensions,
-            )  # fmt: skip
-        form = VectorForm.of(self._vector_head(), vectors_as=vectors_as, ranges=ranges, dimensions=dimensions)
+        model = self.of_task(task)
+        form = VectorForm.of(model.vector_head(), vectors_as=vectors_as, ranges=ranges, dimensions=dimensions)
         found: AnyVectors
-        if task == QUERY and self.queries is not None:
-            found = self.queries.encode(given, prompt=prompt, keep_special=keep_special)
+        if task == QUERY and model.queries is not None:
+            found = model.queries.encode(given, prompt=prompt, keep_special=keep_special)
         else:
-            windows = self.windows(given, prompt=prompt, task=task, long=long)
-            found = form.apply(self.encode_windows(windows, keep_special=keep_special))
+            windows = model.windows(given, prompt=prompt, task=task, long=long)
+            found = form.apply(model.encode_windows(windows, keep_special=keep_special))
         return found[0] if isinstance(texts, str) else found
 
     def encode_windows(self, windows: Sequence[Sequence[EncodedText]], *, keep_special: bool = False) -> AnyVectors:
         """Return the vectors of N texts from the result of `windows`; see `encode`."""
-        head = self._vector_head()
+        head = self.vector_head()
         flat = [window for group in windows for window in group]
         positions: list[int] = []
         parts: list[Any] = []
@@ -475,7 +390,12 @@ class TextModel:
             usual = f"say what the file is with --task, --head or --pooling, or {usual}"
         return f"{usual}, or {EXPORT_SPLADE}" if isinstance(self.head, Masks) and self.head.may_be_splade else usual
 
-    def _vector_head(self) -> VectorHead[Any]:
+    def vector_head(self) -> VectorHead[Any]:
+        """Return the head of a model that gives vectors.
+
+        Raises:
+            InputError: it gives none.
+        """
         if isinstance(self.head, VectorHead):
             return self.head
         raise InputError(
@@ -508,7 +428,7 @@ def _batch(
     return Batch(texts, arrays["input_ids"][:count], arrays["attention_mask"][:count].astype(bool), kept)
 
 
-def find_file(model: ModelFile, model_name: str | None, task: str | None) -> tuple[ModelFile, str | None]:
+def find_file(model: ModelFile, model_name: CheckpointName, task: str | None) -> tuple[ModelFile, str | None]:
     """Return the file that encodes texts for a task, and its checkpoint; None for the files next to it.
 
     A folder with one route does not describe the partner, which has its own files.
@@ -516,52 +436,13 @@ def find_file(model: ModelFile, model_name: str | None, task: str | None) -> tup
     Args:
         model: an ONNX file.
         model_name: the user's folder or id for it; None if not given.
-        task: as in `file_for`.
+        task: as in `ModelFile.for_task`.
 
     Raises:
-        OnnxtoolError: as for `file_for`, or the folder cannot be read.
+        OnnxtoolError: as for `ModelFile.for_task`, or the folder cannot be read.
     """
-    found = file_for(model, task)
-    if found is model or model_name is None:
-        return found, model_name
-    return found, model_name if find_checkpoint_folder(model, model_name).route is not None else None
-
-
-def file_for(model: ModelFile, task: str | None, partner: Path | None = None) -> ModelFile:
-    """Return the file that encodes texts for a task: `model` or its partner.
-
-    Args:
-        model: an ONNX file.
-        task: `query` or `document`; None for texts without a task, which any file takes.
-        partner: the other file of its checkpoint; None for the one named in the file.
-
-    Raises:
-        InputError: the file is for other texts, and the one for these is missing or does not belong to it.
-        ModelFileError: a file cannot be used, or names a partner that is not next to it.
-    """
-    path = model.path
-    reads = model.metadata.get(READS_KEY)
-    if task is None or reads is None or task in reads.split(", "):
-        return model
-    route = model.metadata.get(ROUTE_KEY)
-    name = model.plain_name(PARTNER_KEY)
-    if partner is None and name is None:
-        raise InputError(
-            f"{path} holds the route {route} of its checkpoint, which is for texts of the task {reads}, and not {task}",
-            "export the checkpoint without --route, which writes the files of both",
-        )
-    partner = partner or path.with_name(str(name))
-    if not partner.is_file():
-        raise InputError(
-            f"{path} is for texts of the task {reads}, and the file for {task} is not there: {partner}",
-            "keep both files of the checkpoint in one folder",
-        )
-    other = ModelFile.open(partner)
-    tasks, pair = (other.metadata.get(key, "") for key in (READS_KEY, PAIR_KEY))
-    if task not in tasks.split(", ") or pair != model.metadata.get(PAIR_KEY, ""):
-        raise InputError(
-            f"{partner} is not the partner of {path}: they were written by two runs, of other weights, or it is "
-            f"not for texts of the task {task}",
-            "run the export again, which writes both",
-        )
-    return other
+    found = model.for_task(task)
+    named = None if model_name is None else os.fspath(model_name)
+    if found is not model and named is not None and find_checkpoint_folder(model, named).route is None:
+        named = None
+    return found, named

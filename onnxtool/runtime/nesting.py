@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from onnxtool.reports import TensorInfo
 
+NESTED = ("sequence", "map", "optional")  # what their dtypes begin with
 _ELEMENT = re.compile(r"\[(\d+)\]")
 
 
 def is_nested(info: TensorInfo) -> bool:
     """Whether an input or output is not a tensor."""
-    return info.dtype.startswith(("sequence", "map", "optional"))
+    return info.dtype.startswith(NESTED)
 
 
 def flattened(name: str, value: Any) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -9,7 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from onnxtool.errors import InputError, ModelFileError, ProviderError, SessionError, first_line, shorten, some
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
@@ -25,7 +27,7 @@ from onnxtool.runtime.comparison import failure, run_reference, verify
 from onnxtool.runtime.difference import TOLERANCES, Tolerance
 from onnxtool.runtime.input_cases import LONGEST_CASE, input_cases
 from onnxtool.runtime.machine import available_cores
-from onnxtool.runtime.nesting import flattened, is_nested, is_part, nested
+from onnxtool.runtime.nesting import NESTED, flattened, is_part, nested
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.providers import (
     AUTO,
@@ -49,7 +51,6 @@ from onnxtool.runtime.providers import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 Arrays = dict[str, "NDArray[Any]"]
@@ -130,11 +131,14 @@ class Session:
                 "run it on the inputs that it takes; the tokenizer or checkpoint of another model gives others",
             )
         outputs = zip(self.output_names, self.run_unchecked(given), strict=True)
-        return {name: array for output, value in outputs for name, array in flattened(output, value)}
+        found: Arrays = {}
+        for output, value in outputs:
+            found.update({output: value} if isinstance(value, np.ndarray) else flattened(output, value))
+        return found
 
     def nested(self, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
         """Return inputs for onnxruntime, with sequences, maps and optionals assembled from arrays."""
-        holders = [info for info in self.model.structure.inputs if is_nested(info)]
+        holders = [info for info in self.model.structure.inputs if info.dtype.startswith(NESTED)]
         if not holders:
             return feeds
         plain = {name: array for name, array in feeds.items() if not any(is_part(name, info) for info in holders)}
@@ -213,7 +217,7 @@ def open_session(
             CPU; there is no silent fallback.
         SessionError: onnxruntime cannot load the model.
     """
-    return _open(path, provider, threads, inter_threads, frugal=frugal, prove=True)
+    return _open(path, provider, _Settings(threads, inter_threads, frugal, prove=True))
 
 
 def open_alike(
@@ -230,7 +234,7 @@ def open_alike(
     Raises:
         OnnxtoolError: as for `open_session`.
     """
-    return _open(path, provider, frugal=True, disabled=disabled, level=level)
+    return _open(path, provider, _Settings(frugal=True, disabled=disabled, level=level))
 
 
 def open_plain(path: ModelPath, provider: ExecutionProvider) -> Session:
@@ -239,50 +243,46 @@ def open_plain(path: ModelPath, provider: ExecutionProvider) -> Session:
     Raises:
         OnnxtoolError: as for `open_session`.
     """
-    return _open(path, provider, 1, frugal=False, plain=True)
+    return _open(path, provider, _Settings(threads=1, exact=False, disabled=()))
 
 
-def _open(
-    path: ModelPath,
-    provider: str | ExecutionProvider,
-    threads: int = 0,
-    inter_threads: int = 0,
-    *,
-    frugal: bool,
-    plain: bool = False,
-    prove: bool = False,
-    disabled: Sequence[str] | None = None,
-    level: str = "ENABLE_ALL",
-) -> Session:
+class _Settings(NamedTuple):
+    """How a session is opened, as `open_session` and `open_alike` describe.
+
+    Attributes:
+        exact: whether int8 products may be computed exactly, as the file's metadata may require.
+        prove: whether a provider has to prove itself.
+        disabled: onnxruntime optimizers to disable; None for the file's own list.
+    """
+
+    threads: int = 0
+    inter_threads: int = 0
+    frugal: bool = False
+    exact: bool = True
+    prove: bool = False
+    disabled: Sequence[str] | None = None
+    level: str = "ENABLE_ALL"
+
+
+def _open(path: ModelPath, provider: str | ExecutionProvider, settings: _Settings) -> Session:
     import onnxruntime as ort
 
     model = ModelFile.open(path)
-    path = model.path
     check_harmless(model)
     chosen, notes = find_provider(model, provider)
-    if prove and not chosen.row.is_reference and (chosen.allow_fallback or not _is_verified(model, chosen)):
-        notes += prove_elsewhere(model, chosen, threads).notes
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads or _threads_to_ask_for()
-    if inter_threads > 1:  # without this mode they would have no effect
-        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
-        options.inter_op_num_threads = inter_threads
-    source: str | bytes = _make_frugal(options, model) if frugal and chosen.row.is_reference else str(path)
-    if not plain and chosen.name == CPU and model.metadata.get(EXACT_PRODUCTS_KEY) == REQUIRED and products_saturate():
-        options.add_session_config_entry(EXACT_PRODUCTS_OPTION, "1")
-    options.log_severity_level = 4  # warnings about node placement are not news; errors are raised, not logged
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
-    without = [] if plain else disabled_optimizers(model) if disabled is None else list(disabled)
-    if not chosen.row.is_reference:
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    start = time.perf_counter()
+    is_known = chosen.row.is_reference or (not chosen.allow_fallback and _is_verified(model, chosen))
+    if settings.prove and not is_known:
+        notes += prove_elsewhere(model, chosen, settings.threads).notes
+    options, source = _session_options(model, chosen, settings)
+    without = disabled_optimizers(model) if settings.disabled is None else settings.disabled
+    threads, start = settings.threads or available_cores(), time.perf_counter()
     try:
-        providers = apply_provider(options, chosen, threads or available_cores())
-        inference = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=without)
+        providers = apply_provider(options, chosen, threads)
+        inference = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=list(without))
     except Exception as error:  # onnxruntime has no error class of its own
-        raise _not_loaded(path, error, chosen) from error
+        raise _not_loaded(model.path, error, chosen) from error
     load_ms = (time.perf_counter() - start) * 1e3
-    _LOGGER.debug("onnxruntime %s loaded %s on %s in %.0f ms", ort.__version__, path, chosen, load_ms)
+    _LOGGER.debug("onnxruntime %s loaded %s on %s in %.0f ms", ort.__version__, model.path, chosen, load_ms)
     if inference.get_providers()[0] != chosen.row.runtime_name:
         raise ProviderError(
             f"onnxruntime could not start {chosen.row.runtime_name} and fell back to {inference.get_providers()[0]}",
@@ -291,11 +291,11 @@ def _open(
         )
     elsewhere = () if chosen.row.is_reference else _left_to_others(inference, chosen)
     if elsewhere and not chosen.allow_fallback:
-        raise _falls_back(path, chosen, elsewhere)
+        raise _falls_back(model.path, chosen, elsewhere)
     return Session(
         model,
         str(chosen),
-        threads or available_cores(),
+        threads,
         load_ms,
         inference,
         intra_threads=options.intra_op_num_threads,
@@ -304,6 +304,27 @@ def _open(
         elsewhere=elsewhere,
         notes=notes,
     )
+
+
+def _session_options(model: ModelFile, chosen: ExecutionProvider, settings: _Settings) -> tuple[Any, str | bytes]:
+    """Return onnxruntime's options, and what it loads: the model's path, or a graph for a frugal session."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = settings.threads or _threads_to_ask_for()
+    if settings.inter_threads > 1:  # without this mode they would have no effect
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+        options.inter_op_num_threads = settings.inter_threads
+    is_frugal = settings.frugal and chosen.row.is_reference
+    source: str | bytes = _make_frugal(options, model) if is_frugal else str(model.path)
+    is_exact = settings.exact and model.metadata.get(EXACT_PRODUCTS_KEY) == REQUIRED
+    if is_exact and chosen.name == CPU and products_saturate():
+        options.add_session_config_entry(EXACT_PRODUCTS_OPTION, "1")
+    options.log_severity_level = 4  # warnings about node placement are not news; errors are raised, not logged
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{settings.level}")
+    if not chosen.row.is_reference:
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return options, source
 
 
 def find_provider(model: ModelFile, text: str | ExecutionProvider) -> tuple[ExecutionProvider, tuple[str, ...]]:
@@ -412,10 +433,10 @@ def prove(argument: Sequence[Any]) -> dict[str, Any]:
 def _prove(model: ModelFile, provider: ExecutionProvider, threads: int) -> Proof:
     path = model.path
     cases = input_cases(model, longest=LONGEST_CASE)
-    session = _open(model, CPU, frugal=True)
+    session = _open(model, CPU, _Settings(frugal=True))
     expected = run_reference(session.run, cases, name="the CPU's result", refusal=SessionError)
     del session
-    session = _open(model, provider, threads, frugal=False)
+    session = _open(model, provider, _Settings(threads))
     found = verify(session.run, expected, tolerance_of(model, provider))
     why = "" if found.passed else failure(found, "").message
     share = _share_of_others(path, provider, expected.cases[-1].feeds) if session.elsewhere else 0.0

@@ -103,7 +103,7 @@ def test_cores_of_an_actor_are_those_that_its_pipeline_says(tmp_path: Path, monk
         seen.append(given["threads"])
         return load(*args, **given)
 
-    monkeypatch.setattr("onnxtool.encoding.job.load", watched)
+    monkeypatch.setattr("onnxtool.infer.loading.load", watched)
     model = dense_model(tmp_path)
     for variable in ("3", "2,1"):
         monkeypatch.setenv("OMP_NUM_THREADS", variable)

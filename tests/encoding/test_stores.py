@@ -30,7 +30,7 @@ from onnxtool.encoding import (
     corpus_status,
     encode_corpus,
     encode_part,
-    filesystems,
+    files,
     merge,
     merge_parts,
     run,
@@ -103,7 +103,7 @@ def store(servers: Callable[[StoreKind], Store], kind: StoreKind, monkeypatch: p
     for name, value in kind.environment(found.address).items():
         monkeypatch.setenv(name, value)
     yield found
-    filesystems._client.cache_clear()
+    files._client.cache_clear()
     found.clear()
 
 
@@ -118,7 +118,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         return make(root, retry_config={**retry_config, "backoff": backoff}, **options)
 
     monkeypatch.setattr(client, "from_url", make_impatient)
-    monkeypatch.setattr(filesystems, "_WAITS", [0.05 * wait for wait in filesystems._WAITS])
+    monkeypatch.setattr(files, "_WAITS", [0.05 * wait for wait in files._WAITS])
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_files_of_somebody_are_left_alone(store: Store, tmp_path: Path) -> None:
 def test_a_file_is_read_by_requests_of_its_own(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which begin where a shard begins; one that has changed meanwhile is an error."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(2000))
-    monkeypatch.setattr(filesystems, "RANGE_BYTES", 1 << 14)
+    monkeypatch.setattr(files, "RANGE_BYTES", 1 << 14)
     uri = store.put("corpus.jsonl", corpus)
     here, there = (SourceReader(find_sources(parse_location(place))[0]) for place in (corpus, uri))
     assert list(here) == list(there)
@@ -388,13 +388,13 @@ def test_no_credentials_are_written_or_shown(store: Store, tmp_path: Path) -> No
     encode_part(store.model(model), store.put("corpus.jsonl", corpus), output, OPTIONS)
     merge_parts(output)
     store.faults.error = 1.0
-    filesystems._client.cache_clear()
+    files._client.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filesystems, "_RETRIES", 1)
-        patch.setattr(filesystems, "_WAITS", ())
+        patch.setattr(files, "_RETRIES", 1)
+        patch.setattr(files, "_WAITS", ())
         with pytest.raises(StoreError) as failed:
             corpus_status(output)
-    filesystems._client.cache_clear()
+    files._client.cache_clear()
     store.faults.error = 0.0
     said = str(failed.value).encode()
     assert not [key for key, content in {**store.objects(), "said": said}.items() if SECRET.encode() in content]
@@ -463,10 +463,10 @@ def test_mistakes_are_one_error_each(store: Store, tmp_path: Path, monkeypatch: 
     with pytest.raises((InputError, OutputWriteError), match="is only read from"):
         encode_corpus(model, corpus, f"{store.address}/vectors", options)
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    filesystems._client.cache_clear()
+    files._client.cache_clear()
     with pytest.raises(InputError, match=r"needs obstore.*\n.*onnxtool-cli\[stores\]"):
         corpus_status(f"{store.uri}/x")
-    filesystems._client.cache_clear()
+    files._client.cache_clear()
 
 
 def test_a_listing_that_is_long_is_whole(store: Store) -> None:
@@ -500,7 +500,7 @@ def test_a_range_is_what_a_file_has(store: Store) -> None:
     """Of a file object as other libraries use it."""
     content = bytes(range(256)) * 20
     store.write("x", content)
-    file = io.BufferedReader(filesystems.RangeReader(Uri(store.uri, "x")), 100)
+    file = io.BufferedReader(files.RangeReader(Uri(store.uri, "x")), 100)
     assert (file.read(10), file.seek(-5, os.SEEK_END), file.read()) == (content[:10], len(content) - 5, content[-5:])
     assert (file.seek(99), file.read(250), file.tell()) == (99, content[99:349], 349)
     assert (file.seek(len(content) + 7), file.read(3)) == (len(content) + 7, b"")
@@ -577,7 +577,7 @@ def test_a_read_is_tried_again_unless_it_was_refused(memory: Any, monkeypatch: p
     """Another attempt may lock an account."""
     memory.pipe_file("/x/y", b"content")
     read = type(memory).cat_file
-    monkeypatch.setattr(filesystems, "_WAITS", (0.0, 0.0))
+    monkeypatch.setattr(files, "_WAITS", (0.0, 0.0))
     failures: list[Exception] = [ConnectionResetError(), EOFError()]
 
     def fail(*arguments: Any, **named: Any) -> Any:
@@ -599,7 +599,7 @@ def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delitem(sys.modules, "fsspec.implementations.sftp", raising=False)
     fsspec_registry = pytest.importorskip("fsspec.registry")
     monkeypatch.delitem(fsspec_registry._registry, "sftp", raising=False)
-    filesystems._client.cache_clear()
+    files._client.cache_clear()
     with pytest.raises(InputError, match="paramiko"):
         entries(parse_location("sftp://host/folder"))
     monkeypatch.setitem(sys.modules, "fsspec.registry", None)

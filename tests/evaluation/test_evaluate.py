@@ -20,7 +20,7 @@ from onnxtool.cli.render import Table
 from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.encoding.reading import read_shards
 from onnxtool.errors import CheckpointError, GateError, InputError
-from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model, onnx_systems
+from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model, systems
 from onnxtool.evaluation.collection import read_run
 from onnxtool.evaluation.options import DENSE
 from onnxtool.evaluation.pytorch import open_checkpoint
@@ -409,7 +409,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
         done.extend([(path, report.num_encoded)] if report.num_encoded else [])
         return report
 
-    monkeypatch.setattr(onnx_systems, "encode_corpus", spied)
+    monkeypatch.setattr(systems, "encode_corpus", spied)
     return done
 
 

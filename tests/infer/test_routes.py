@@ -14,7 +14,6 @@ from onnxtool.encoding.reading import read_shards
 from onnxtool.errors import InputError, ModelFileError
 from onnxtool.evaluation import EvaluateOptions, evaluate_model
 from onnxtool.infer import InferOptions, load, run_texts
-from onnxtool.infer.text_model import file_for
 from onnxtool.model_file import ModelFile
 from tests.evaluation.collections import random_texts, write_beir
 from tests.infer.tiny_models import POOLED, TEXTS, VOCABULARY, TinyModel, table, write_checkpoint
@@ -139,7 +138,7 @@ def test_a_partner_lies_beside_the_file(tmp_path: Path, name: str) -> None:
     """Metadata is untrusted."""
     model = ModelFile.open(side(tmp_path, "m", "document", name))
     with pytest.raises(ModelFileError, match="not the name of a file beside it"):
-        file_for(model, "query")
+        model.for_task("query")
 
 
 def test_files_of_one_encoder_read_all_texts(tmp_path: Path) -> None:
@@ -147,7 +146,7 @@ def test_files_of_one_encoder_read_all_texts(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "m", modules=POOLED)
     path = TinyModel(table(len(VOCABULARY), WIDTH), "last_hidden_state").write(tmp_path / "m.onnx")
     model = ModelFile.open(path)
-    assert {file_for(model, task) for task in ("query", "document", None)} == {model}
+    assert {model.for_task(task) for task in ("query", "document", None)} == {model}
 
 
 def test_a_folder_of_one_route_says_nothing_of_the_partner(pair: tuple[Path, Path], tmp_path: Path) -> None:

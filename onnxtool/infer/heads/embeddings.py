@@ -63,8 +63,8 @@ class Embeddings(VectorHead[DenseVectors]):
     pooling: Pooling | None
     after: tuple[PoolingModule, ...]
     in_graph: bool
-    normalizes: bool
-    is_stated: bool
+    normalizes: bool = False
+    is_stated: bool = False
     stored: VectorType | None = None
 
     @classmethod

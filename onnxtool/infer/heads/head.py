@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.limits import EncodedText, fixed_shape
 from onnxtool.checkpoint.pooling_module import Floats, behind_prompts
+from onnxtool.checkpoint.pooling_modules import normalize
+from onnxtool.checkpoint.quantized_vectors import RangesLike, VectorType, given_ranges
 from onnxtool.errors import InputError, SessionError
 from onnxtool.infer.report import Scored, Span
+from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import NO_PADDING, PADDING_KEY
 from onnxtool.runtime.signature import is_mask
@@ -165,9 +168,13 @@ class Head(ABC):
         splits_long_texts: whether long texts are split into windows by default.
         has_candidates: whether an answer lists the best of several candidates, as many as `top_k` says.
         cut_side: the truncation side; None for the tokenizer's setting.
+        stored: the storage type of the graph's vectors; None if they are not quantized.
+        normalizes: whether vectors have length one.
     """
 
     kind: ClassVar[str]
+    stored: VectorType | None = None
+    normalizes: bool = False
     needs_offsets: ClassVar[bool] = False
     takes_pairs: ClassVar[bool] = False
     needs_pairs: ClassVar[bool] = False
@@ -195,6 +202,82 @@ class Head(ABC):
             f"what the model says of the windows of a text does not make {self.kind} of the whole",
             "cut the text (--long truncate), or split it yourself into texts that make sense alone",
         )
+
+
+@dataclass(frozen=True)
+class VectorForm:
+    """Post-processing of vectors.
+
+    Attributes:
+        dimensions: number of leading dimensions to keep; None for all.
+        normalizes: whether the truncated vectors are scaled to length 1 again.
+        stored: the storage type; None for no change.
+    """
+
+    dimensions: int | None = None
+    normalizes: bool = False
+    stored: VectorType | None = None
+
+    @classmethod
+    def of(cls, head: Head, *, vectors_as: str | None, ranges: RangesLike | None, dimensions: int | None) -> VectorForm:
+        """Check the requested post-processing against a model's vectors.
+
+        Args:
+            head: the model's head.
+            vectors_as: one of VECTOR_TYPES; None for the model's own type.
+            ranges: ranges of int8 and uint8: float32 [2, W], or a file for `read_ranges`.
+            dimensions: number of dimensions to keep; None for all.
+
+        Raises:
+            InputError: the model returns no such vectors, or ranges are missing, superfluous or malformed.
+        """
+        if ranges is not None and vectors_as is None:
+            raise InputError("ranges were passed, and vectors stay as they are", "pass vectors_as int8 or uint8")
+        if vectors_as is None and dimensions is None:
+            return cls()
+        if head.kind == "terms":
+            raise InputError(
+                "the model gives term weights, but --vectors_as and --dimensions are for embeddings",
+                "leave them out; --weights int stores the weights of a corpus as whole numbers",
+            )
+        if head.stored is not None:
+            raise InputError(
+                f"the graph itself gives {head.stored.name} vectors",
+                "leave --vectors_as, --ranges and --dimensions out, or use the model exported without --vectors_as",
+            )
+        stored = None
+        if vectors_as is not None:
+            stored = VectorType.of(vectors_as, None if ranges is None else given_ranges(ranges))
+        return cls(dimensions, head.normalizes, stored)
+
+    def apply(self, vectors: Any) -> Any:
+        """Truncate and quantize vectors of texts or tokens.
+
+        Raises:
+            InputError: they have fewer dimensions than requested, or do not fit the ranges or whole bytes.
+        """
+        if self.dimensions is None and self.stored is None:
+            return vectors
+        if isinstance(vectors, TokenVectors):
+            if self.dimensions is not None:
+                raise InputError(
+                    "--dimensions keeps a part of an embedding, and texts have one for each token", "leave it out"
+                )
+            return replace(vectors, vectors=self._apply(vectors.vectors))
+        assert not isinstance(vectors, SparseVectors)  # noqa: S101  refused by `of`
+        return self._apply(vectors)
+
+    def _apply(self, vectors: DenseVectors) -> NDArray[Any]:
+        if self.dimensions is not None:
+            if vectors.shape[1] <= self.dimensions:
+                raise InputError(
+                    f"--dimensions {self.dimensions} was passed, but the vectors of this model have {vectors.shape[1]}",
+                    "pass a smaller number, or leave --dimensions out",
+                )
+            vectors = vectors[:, : self.dimensions]
+            if self.normalizes:
+                vectors = np.asarray(normalize(vectors), np.float32)
+        return vectors if self.stored is None else self.stored.apply(vectors)
 
 
 class VectorHead(Head, Generic[Vectors]):
