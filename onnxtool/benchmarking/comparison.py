@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from onnxtool.benchmarking.eager import EagerModel, load_eager
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.benchmarking.report import ComparedShape
-from onnxtool.benchmarking.rounds import SessionRunner
-from onnxtool.benchmarking.samples import Floats
+from onnxtool.benchmarking.rounds import Floats, SessionRunner
 from onnxtool.benchmarking.workload import Workload
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import Pooling, read_pooling_modules, truncated

@@ -28,8 +28,16 @@ from onnxtool.benchmarking.report import (
     ComparedShape,
     Comparison,
 )
-from onnxtool.benchmarking.rounds import InterleavedRuns, Limits, SessionRunner
-from onnxtool.benchmarking.samples import Floats, drift, median_interval, robust_spread, shape_warnings
+from onnxtool.benchmarking.rounds import (
+    Floats,
+    InterleavedRuns,
+    Limits,
+    SessionRunner,
+    drift,
+    median_interval,
+    robust_spread,
+    shape_warnings,
+)
 from onnxtool.benchmarking.workload import (
     TextReader,
     Workload,

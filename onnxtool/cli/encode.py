@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import click
 
@@ -14,7 +13,7 @@ from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.cli.streams import say
 from onnxtool.encoding.locations import Location
-from onnxtool.encoding.options import PartOptions, RunOptions, VectorOptions
+from onnxtool.encoding.options import CorpusPlaces, PartOptions, RunOptions, VectorOptions
 from onnxtool.encoding.progress import ProgressFiles, ProgressOptions
 from onnxtool.encoding.report import MergeReport, PartReport, RunReport, StatusReport
 
@@ -23,23 +22,6 @@ _WHAT = "--model_path model.onnx --input corpus.jsonl --output vectors/"
 _output_option = click.option(
     "--output", type=LocationType("folder"), required=True, metavar="NAME/", help="The folder of vectors."
 )
-
-
-def _corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for the input, the model and the output folder."""
-    for option in (
-        _output_option,
-        click.option(
-            "--input",
-            "corpus",
-            type=LocationType(),
-            required=True,
-            help="The collection: a file or a folder of files; for a test collection, its documents are encoded.",
-        ),
-        click.option("--model_path", type=LocationType(), required=True, help="The ONNX file."),
-    ):
-        command = option(command)
-    return command
 
 
 class _OrderedGroup(click.Group):
@@ -63,17 +45,14 @@ def command() -> None:
 
 @command.command(short_help=_PURPOSES["run"], epilog=f"Example: onnxtool encode run {_WHAT} --processes 2")
 @model_argument("model_path")
-@_corpus_options
-@derived_options(options=VectorOptions, run=RunOptions, files=ProgressOptions)
+@derived_options(places=CorpusPlaces, options=VectorOptions, run=RunOptions, files=ProgressOptions)
 @report_options
 def run(
-    options: VectorOptions,
+    places: CorpusPlaces,
+    options: Callable[[], VectorOptions],
     run: Callable[[], RunOptions],
     files: Callable[[], ProgressOptions],
     *,
-    model_path: Location,
-    corpus: Location,
-    output: Location,
     format_name: str,
     quiet: bool,
 ) -> int:
@@ -85,24 +64,21 @@ def run(
     from onnxtool.encoding import encode_parts
 
     with progress(quiet=quiet), ProgressFiles(files()).listening():
-        report = encode_parts(model_path, corpus, output, options, run())
+        report = encode_parts(places.model_path, places.corpus, places.output, options(), run())
     emit(report, _merge_blocks(report), format_name)
     return _exit_code(report)
 
 
 @command.command(short_help=_PURPOSES["part"], epilog=f"Example: onnxtool encode part {_WHAT} --part 2/7")
 @model_argument("model_path")
-@_corpus_options
-@derived_options(options=VectorOptions, part=PartOptions, files=ProgressOptions)
+@derived_options(places=CorpusPlaces, options=VectorOptions, part=PartOptions, files=ProgressOptions)
 @report_options
 def part(
-    options: VectorOptions,
+    places: CorpusPlaces,
+    options: Callable[[], VectorOptions],
     part: Callable[[], PartOptions],
     files: Callable[[], ProgressOptions],
     *,
-    model_path: Location,
-    corpus: Location,
-    output: Location,
     format_name: str,
     quiet: bool,
 ) -> None:
@@ -115,7 +91,7 @@ def part(
     from onnxtool.encoding import encode_part
 
     with progress(quiet=quiet), ProgressFiles(files()).listening():
-        report = encode_part(model_path, corpus, output, options, part())
+        report = encode_part(places.model_path, places.corpus, places.output, options(), part())
     emit(report, _part_blocks(report), format_name)
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxtool.cli.stats_wording import join, signatures
+from onnxtool.cli.stats_blocks import join, signatures
 from onnxtool.model_file.wire.topology import MAX_DRAWN_NODES, Call, read_topology
 from onnxtool.reports import TensorInfo
 from onnxtool.summary import FUSED_OPERATORS

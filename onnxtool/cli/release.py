@@ -3,90 +3,78 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from onnxtool.cli.choices import PathType
-from onnxtool.cli.options import FORMATS, shown_options
+from onnxtool.cli.options import FORMATS, derived_options, shown_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes
 from onnxtool.cli.streams import say
+from onnxtool.options import UNSET, Option, OptionalPath, Options
 from onnxtool.progress import tell
 
 if TYPE_CHECKING:
     from onnxtool.release import CheckReport, ReleaseReport
 
 
+_SIGNER = ("public_key", "identity", "issuer")
+
+
+class _Request(Options):
+    """A release to make or to check, and where it is published."""
+
+    config: Annotated[OptionalPath, Option("TOML file that describes the release.", metavar="FILE")] = UNSET
+    output: Annotated[
+        OptionalPath, Option("Folder of the release; overrides --config.", metavar="DIR", writes="folder")
+    ] = UNSET
+    check: Annotated[OptionalPath, Option("Check the release in this folder instead of making one.", metavar="DIR")] = (
+        UNSET
+    )
+    public_key: Annotated[OptionalPath, Option("Public key of the signer, for --check.", metavar="FILE")] = UNSET
+    identity: Annotated[str, Option("Sigstore identity of the signer, e.g. an email address.", metavar="WHO")] = ""
+    issuer: Annotated[str, Option("OpenID Connect issuer that vouches for --identity.", metavar="URL")] = ""
+    push: Annotated[
+        str | None,
+        Option(
+            "Upload the release to this hub repository once it passes its check; the token is read from HF_TOKEN.",
+            metavar="ID",
+        ),
+    ] = None
+    private: Annotated[bool, Option("Make the --push repository private if it is new.")] = False
+    dry_run: Annotated[bool, Option("Check the inputs, and say what the folder holds, without writing.")] = False
+    force: Annotated[bool, Option("Replace an existing release.")] = False
+
+
 @click.command(epilog="Example: onnxtool release --config release.toml")
-@click.option("--config", type=PathType(), metavar="FILE", help="TOML file that describes the release.")
-@click.option("--output", type=PathType("folder"), metavar="DIR", help="Folder of the release; overrides --config.")
-@click.option("--check", type=PathType(), metavar="DIR", help="Check the release in this folder instead of making one.")
-@click.option("--public_key", type=PathType(), metavar="FILE", help="Public key of the signer, for --check.")
-@click.option("--identity", default="", metavar="WHO", help="Sigstore identity of the signer, e.g. an email address.")
-@click.option("--issuer", default="", metavar="URL", help="OpenID Connect issuer that vouches for --identity.")
-@click.option(
-    "--push",
-    metavar="ID",
-    help="Upload the release to this hub repository once it passes its check; the token is read from HF_TOKEN.",
-)
-@click.option("--private", is_flag=True, help="Make the --push repository private if it is new.")
-@click.option("--dry_run", is_flag=True, help="Check the inputs, and say what the folder holds, without writing.")
-@click.option("--force", is_flag=True, help="Replace an existing release.")
+@derived_options(asked=_Request)
 @shown_options(FORMATS)
-def command(
-    *,
-    config: Path | None,
-    output: Path | None,
-    check: Path | None,
-    public_key: Path | None,
-    identity: str,
-    issuer: str,
-    push: str | None,
-    private: bool,
-    dry_run: bool,
-    force: bool,
-    format_name: str,
-    quiet: bool,
-) -> int:
+def command(asked: _Request, *, format_name: str, quiet: bool) -> int:
     """Make a release from a checkpoint: export, optimize, verify, evaluate, describe and sign.
 
     The folder is written as a whole: models of every precision and target, tokenizer, model card, bill of materials,
     digests, and a signature if a key is given. A failed gate leaves no folder. A folder that already holds the release
     of the same inputs is left as it is.
     """
-    if (config is None) == (check is None):
-        raise click.UsageError("pass either --config, to make a release, or --check, to check one")
-    signer = {"--public_key": public_key, "--identity": identity, "--issuer": issuer}
-    given = [name for name, value in signer.items() if value]
-    if given and check is None and push is None:
-        raise click.UsageError(f"{given[0]} is for --check and --push")
-    if bool(identity) != bool(issuer) or len(given) == 3:
-        raise click.UsageError("pass either --public_key, or --identity and --issuer")
-    if check is not None and (output is not None or force):
-        raise click.UsageError(f"--check writes nothing; leave out {'--force' if output is None else '--output'}")
-    if dry_run and (check is not None or push is not None):
-        raise click.UsageError(f"--dry_run writes nothing; leave out {'--check' if check else '--push'}")
-    if private and push is None:
-        raise click.UsageError("--private is for --push")
+    _check_request(asked)
     from onnxtool.release.check import check_release
     from onnxtool.release.config import read_config
-    from onnxtool.release.publishing import push as upload
+    from onnxtool.release.publishing import push
     from onnxtool.release.run import make_release
 
-    made = checked = None
+    made, checked, folder = None, None, asked.check
     with progress(quiet=quiet):
-        if config is not None:
-            asked = read_config(config)
-            asked = asked if output is None else replace(asked, output=output)
-            made = make_release(asked, force=force, dry_run=dry_run)
-            check = check if push is None else asked.output
-        if check is not None:
-            checked = check_release(check, public_key=public_key, identity=identity, issuer=issuer)
-            if push is not None and checked.passed:
-                tell(f"uploading to {push}")
-                checked = replace(checked, uploaded=upload(check, push, private=private))
+        if asked.config is not None:
+            config = read_config(asked.config)
+            config = config if asked.output is None else replace(config, output=asked.output)
+            made = make_release(config, force=asked.force, dry_run=asked.dry_run)
+            folder = folder if asked.push is None else config.output
+        if folder is not None:
+            signer: dict[str, Any] = {name: getattr(asked, name) for name in _SIGNER}
+            checked = check_release(folder, **signer)
+            if asked.push is not None and checked.passed:
+                tell(f"uploading to {asked.push}")
+                checked = replace(checked, uploaded=push(folder, asked.push, private=asked.private))
     blocks = [*(release_blocks(made) if made else []), *(check_blocks(checked) if checked else [])]
     emit({"release": made, "check": checked} if made and checked else made or checked, blocks, format_name)
     if checked is None or checked.passed:
@@ -94,6 +82,28 @@ def command(
     for problem in checked.problems:
         say(f"problem: {problem}")
     return 1
+
+
+def _check_request(asked: _Request) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        UsageError: some do.
+    """
+    if (asked.config is None) == (asked.check is None):
+        raise click.UsageError("pass either --config, to make a release, or --check, to check one")
+    given = [f"--{name}" for name in _SIGNER if getattr(asked, name)]
+    if given and asked.check is None and asked.push is None:
+        raise click.UsageError(f"{given[0]} is for --check and --push")
+    if bool(asked.identity) != bool(asked.issuer) or len(given) == 3:
+        raise click.UsageError("pass either --public_key, or --identity and --issuer")
+    if asked.check is not None and (asked.output is not None or asked.force):
+        unused = "--force" if asked.output is None else "--output"
+        raise click.UsageError(f"--check writes nothing; leave out {unused}")
+    if asked.dry_run and (asked.check is not None or asked.push is not None):
+        raise click.UsageError(f"--dry_run writes nothing; leave out {'--check' if asked.check else '--push'}")
+    if asked.private and asked.push is None:
+        raise click.UsageError("--private is for --push")
 
 
 def release_blocks(report: ReleaseReport) -> list[Block]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from onnxtool.cli.render import format_bytes
-from onnxtool.cli.stats_blocks import MAX_ROWS, Section, difference_sections, summary_sections
-from onnxtool.cli.stats_wording import (
+from onnxtool.cli.stats_blocks import (
     ABSENT,
+    MAX_ROWS,
+    Section,
     counts_of,
+    difference_sections,
     format_count,
     initializers_of,
     interface_notes,
@@ -22,6 +24,7 @@ from onnxtool.cli.stats_wording import (
     needs,
     replaced,
     shape_of,
+    summary_sections,
 )
 from onnxtool.errors import shorten
 from onnxtool.reports import code_span, html_entity, printable

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxtool.benchmarking.samples import (
+from onnxtool.benchmarking.rounds import (
     drift,
     median_interval,
     robust_spread,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from onnxtool.release.config import read_config
-from onnxtool.release.inputs import checked_inputs
+from onnxtool.release.run import checked_inputs
 
 
 def test_names_and_contents_of_the_checkpoint_count(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from onnxtool.release.check import check_release
 from onnxtool.release.config import ReleaseConfig, read_config
 from onnxtool.release.contents import files_in
 from onnxtool.release.facts import FACTS_NAME, facts_text, read_facts
-from onnxtool.release.inputs import checked_inputs
-from onnxtool.release.run import make_release
+from onnxtool.release.run import checked_inputs, make_release
 from tests.cli.entry_point import run_onnxtool
 from tests.evaluation.collections import Texts, write_beir
 from tests.release.hub import Hub

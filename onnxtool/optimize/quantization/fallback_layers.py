@@ -1,0 +1,225 @@
+"""Find the fewest layers that have to stay in higher precision to meet the error bound.
+
+One session measures any choice of layers: the model contains each layer in float32 and in fewer bits, and an input that
+selects between them. Building and loading a model for each choice would take minutes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtool.errors import PassError
+from onnxtool.graph.edit import replace
+from onnxtool.graph.shapes import fill_types, find_shapes
+from onnxtool.graph.writer import Writer
+from onnxtool.optimize.quantization.activations import Feeds, open_written
+from onnxtool.optimize.quantization.cpu_arithmetic import EXACT, by_arithmetic
+from onnxtool.optimize.quantization.error import output_errors, padding_mask
+from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
+from onnxtool.optimize.report import FallbackLayer
+from onnxtool.progress import counted, tell
+from onnxtool.runtime.difference import Spread, spreads_of
+from onnxtool.runtime.session import Arrays, Session
+
+_SWITCHES = "onnxtool.switches"
+
+
+@dataclass(frozen=True)
+class Level:
+    """A precision of a layer.
+
+    Attributes:
+        precision: its name, such as `int8`.
+        write: writes a layer in this precision and returns its result.
+    """
+
+    precision: str
+    write: Callable[[LinearLayer, Writer], ir.Value]
+
+
+@dataclass(frozen=True)
+class SwitchableModel:
+    """A session on a model with switches, and its reference outputs.
+
+    Attributes:
+        num_weights: the number of weights of each layer, by name.
+        precisions: the names of the levels, the lowest first.
+        feeds: calibration inputs, arrays by input name.
+        expected: the outputs in float32, one per calibration input.
+        spreads: how those with few columns vary.
+    """
+
+    num_weights: Mapping[str, int]
+    precisions: tuple[str, ...]
+    feeds: Sequence[Feeds]
+    expected: Sequence[Arrays]
+    spreads: Mapping[str, Spread]
+    _session: Session
+
+    def error(self, levels: Mapping[str, int], place: int) -> float:
+        """Return the largest error (see `output_errors`) on the calibration inputs at `place`.
+
+        Args:
+            levels: for each layer that is not in float32, the index of its level in `precisions`.
+            place: index into `feeds`.
+        """
+        feeds = self.feeds[place]
+        switches = np.zeros((len(self.precisions), len(self.num_weights)), np.float32)
+        for column, name in enumerate(self.num_weights):
+            if name in levels:
+                switches[levels[name], column] = 1
+        found = self._session.run({**feeds, _SWITCHES: switches.reshape(-1)})
+        return float(output_errors(found, self.expected[place], padding_mask(feeds), self.spreads).max(initial=0.0))
+
+
+def open_switchable(
+    model: ir.Model,
+    levels: Sequence[Level],
+    folder: Path,
+    feeds: Sequence[Feeds],
+    expected: Sequence[Arrays],
+    arithmetic: str = EXACT,
+) -> SwitchableModel:
+    """Write `model` with switches to `folder` and open a session on it, which computes under an arithmetic."""
+    model = model.clone()
+    unfuse_linear_layers(model, frozenset(), find_shapes(model))
+    fill_types(model)
+    layers, _ = find_linear_layers(model)
+    sizes = {layer.name: layer.num_weights for layer in layers}
+    num_switches = len(levels) * len(sizes)
+    switches = ir.Value(name=_SWITCHES, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([num_switches]))
+    model.graph.inputs.append(switches)
+    places = {name: place for place, name in enumerate(sizes)}
+    for layer in layers:
+        _write_switches(layer, levels, switches, range(places[layer.name], num_switches, len(sizes)))
+    precisions = tuple(level.precision for level in levels)
+    computed = by_arithmetic(model)
+    session = open_written(computed.get(arithmetic, computed[EXACT]), folder)
+    spreads = spreads_of(expected, [padding_mask(given) for given in feeds])
+    return SwitchableModel(sizes, precisions, feeds, expected, spreads, session)
+
+
+def _write_switches(layer: LinearLayer, levels: Sequence[Level], switches: ir.Value, places: Sequence[int]) -> None:
+    """Replace the result p of a layer by `p + switch * (int8 p - p)`, with one such term per level."""
+    graph, last = layer.node.graph, layer.result.producer()
+    if graph is None or last is None:
+        raise ValueError(f"{layer.name} is in no graph")
+    # First every consumer reads the new node, then the new node reads the layer.
+    joint = ir.node("Identity", [None])
+    graph.insert_after(last, joint)
+    replace(layer.result, joint.outputs[0])
+    layer.result.name = layer.result.name or f"{layer.name}_float32"  # a graph output has passed on its name
+    writer = Writer(joint)
+    total = layer.result
+    for level, place in zip(levels, places, strict=True):
+        quantized = level.write(layer, writer)
+        switch = writer.node("Gather", [switches, writer.constant(np.array(place), f"onnxtool.place_{place}")])
+        difference = writer.node("Sub", [quantized, layer.result])
+        total = writer.node("Add", [total, writer.node("Mul", [switch, difference])], like=layer.result)
+    joint.replace_input_with(0, total)
+
+
+# The fraction of the error bound allowed on calibration inputs: other texts are worse, especially in 4 bits.
+MARGIN = 0.5
+_LOGGER = logging.getLogger(__name__)
+_MOST_FEEDS_TO_RANK_BY = 2
+_HIGHEST = "float32"
+
+
+def find_fallback_layers(model: SwitchableModel, max_error: float) -> tuple[FallbackLayer, ...]:
+    """Return the fewest layers of the ranking that must be at a higher level for the error to be below `max_error`.
+
+    Layers rise to the next level one after another; when all are there, the first of them rises again. The
+    next level may have the same precision at a lower cost than a higher precision.
+
+    Raises:
+        PassError: all of them would have to be in float32.
+    """
+    allowed = MARGIN * max_error
+    precisions = (*model.precisions, _HIGHEST)
+    names, last = tuple(model.num_weights), len(model.precisions) - 1
+    errors = [model.error(dict.fromkeys(names, 0), place) for place in range(len(model.feeds))]
+    if max(errors) <= allowed:
+        return ()
+    # Worst first, because they reveal an insufficient choice soonest.
+    worst_first = sorted(range(len(errors)), key=lambda place: -errors[place])
+
+    def holds(levels: Mapping[str, int]) -> bool:
+        return all(model.error(_quantized(levels, precisions), place) <= allowed for place in worst_first)
+
+    level = next((one for one in range(last) if holds(dict.fromkeys(names, one + 1))), last)
+    # Layers are ranked in the lowest precision, at its most exact level.
+    ranking_level = max(one for one in range(level + 1) if precisions[one] == precisions[0])
+    ranked = _ranked(model, ranking_level, worst_first[:_MOST_FEEDS_TO_RANK_BY])
+    if level == last:
+        _require_one(tuple(ranked), precisions, max_error, model)
+
+    def is_enough(steps: int) -> bool:
+        levels = _levels_after(steps, tuple(ranked), level)
+        above = sum(precisions[one] != precisions[0] for one in levels.values())
+        tell(f"trying {above} of {len(names)} layers in higher precision")
+        is_within = holds(levels)
+        _LOGGER.info(
+            "%d of %d layers in higher precision: the error is %s the bound",
+            above,
+            len(names),
+            "within" if is_within else "above",
+        )
+        return is_within
+
+    levels = _levels_after(_fewest(len(names) - (level == last), is_enough), tuple(ranked), level)
+    return tuple(FallbackLayer(name, ranked[name], precisions[one]) for name, one in levels.items() if one)
+
+
+def _ranked(model: SwitchableModel, level: int, places: Sequence[int]) -> dict[str, float]:
+    """Return all layers with the error of each alone at `level`, on the worst of the feeds at `places`.
+
+    They are sorted by error per weight, the largest first. Errors of layers add up almost independently, and the
+    time of a layer grows with its weights, so that this order reaches a bound at the lowest cost.
+    """
+    sizes = model.num_weights
+    errors = {}
+    for name in counted(list(sizes), "measuring layer"):
+        errors[name] = max(model.error({name: level}, place) for place in places)
+        _LOGGER.debug("layer %s alone in %s: error %.3g", name, level, errors[name])
+    return dict(sorted(errors.items(), key=lambda item: -item[1] / sizes[item[0]]))
+
+
+def _require_one(names: Sequence[str], precisions: Sequence[str], max_error: float, model: SwitchableModel) -> None:
+    """Check that the bound holds with one quantized layer, the last of `names`."""
+    levels = {names[-1]: len(precisions) - 2}
+    error = max(model.error(levels, place) for place in range(len(model.feeds)))
+    if error > MARGIN * max_error:
+        raise PassError(
+            f"{precisions[0]} cannot hold an error of {max_error:g}: with {len(names) - 1} of {len(names)} layers left "
+            f"in float32 it is {error:.2g}, and {MARGIN:g} of the bound is allowed on the texts of the calibration",
+            "pass a larger --max_error, or another --precision",
+        )
+
+
+def _fewest(most: int, is_enough: Callable[[int], bool]) -> int:
+    """Return the smallest sufficient number above 0 by bisection; `most` is known to suffice."""
+    too_few, enough = 0, most
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if is_enough(middle):
+            enough = middle
+        else:
+            too_few = middle
+    return enough
+
+
+def _levels_after(steps: int, names: Sequence[str], level: int) -> dict[str, int]:
+    """Return the level of each layer after the first `steps` of `names` rose from `level` by one."""
+    return {name: level + (number < steps) for number, name in enumerate(names)}
+
+
+def _quantized(levels: Mapping[str, int], precisions: Sequence[str]) -> dict[str, int]:
+    """Return the layers that are not in float32."""
+    return {name: level for name, level in levels.items() if precisions[level] != _HIGHEST}
