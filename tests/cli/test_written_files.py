@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import LlamaForCausalLM
 
 from onnxtool.cli.commands import COMMANDS
 from tests.evaluation.collections import random_texts, write_beir
@@ -72,7 +73,8 @@ def test_commands_write_what_the_table_says(tmp_path: Path, workshop: Workshop) 
     environment = environment_of(root, PYTHONPATH=str(watcher), OMP_NUM_THREADS="1")
     work = root / "work"
     (work / "checkpoint").symlink_to(workshop.checkpoint("tiny-encoder"))
-    shutil.copytree(workshop.checkpoint("tiny-decoder"), work / "writer")
+    decoder = Path(shutil.copytree(workshop.checkpoint("tiny-decoder"), work / "writer"))
+    LlamaForCausalLM.from_pretrained(decoder, num_hidden_layers=1).save_pretrained(decoder)
     (work / "writer" / "chat_template.jinja").write_text("{{ messages[0].content }}")
     write_beir(work / "data", random_texts(4, 2))
     (work / "texts.txt").write_text("a cat\na dog\n")

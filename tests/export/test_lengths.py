@@ -52,13 +52,6 @@ def bigbird() -> Any:
     )
 
 
-def longformer() -> Any:
-    """Build a model that pads texts to windows, and attends to the same one and its neighbours."""
-    return transformers.LongformerModel(
-        transformers.LongformerConfig(**SIZES, max_position_embeddings=402, attention_window=200, sep_token_id=3)
-    )
-
-
 def modernbert() -> Any:
     """Build a model whose second layer sees so many tokens on either side."""
     sizes = {**SIZES, "num_hidden_layers": 2, "cls_token_id": 2, "sep_token_id": 3}
@@ -166,15 +159,10 @@ def test_a_rotary_embedding_that_depends_on_the_length_has_no_cache(kind: str) -
     assert ("up to 1100 tokens" in caught.value.hint) == (kind == "dynamic")
 
 
-@pytest.mark.parametrize(
-    ("make", "threshold", "maximum"),
-    [(bigbird, 1408, 1536), pytest.param(longformer, 200, 401, marks=pytest.mark.slow)],
-)
-def test_a_model_that_computes_otherwise_from_some_length_on_is_exported_up_to_there(
-    make: Callable[[], Any], threshold: int, maximum: int, tmp_path: Path
-) -> None:
-    """Block-sparse attention and windows: the last right length is found, stated, and where texts are cut."""
-    source, report = exported(make, tmp_path, exporter="torchscript", require_dynamic=True)
+def test_a_model_that_computes_otherwise_from_some_length_on_is_exported_up_to_there(tmp_path: Path) -> None:
+    """Block-sparse attention: the last right length is found, stated, and where texts are cut."""
+    threshold, maximum = 1408, 1536
+    source, report = exported(bigbird, tmp_path, exporter="torchscript", require_dynamic=True)
     assert stated(report) == (str(threshold), str(threshold))
     assert any(
         f"for texts of up to {threshold} tokens, of the {maximum} that the checkpoint states" in note

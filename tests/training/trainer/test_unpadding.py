@@ -139,7 +139,7 @@ def test_a_loss_that_interrupts_its_graph_is_compiled_once_for_all_sizes() -> No
         return value * 2 if value.isnan() else value
 
     model = model_of("distilbert")
-    module = ModuleWithLoss(model, compute_loss=loss, dynamic=True)
+    module = ModuleWithLoss(model, compute_loss=loss)
     for seed, lengths in enumerate([(12, 5, 2), (12, 1, 1), (12, 8, 9), (3, 12, 4)]):
         batch = ragged(0.5, seed, lengths)
         expected = step_of(functools.partial(loss, model, batch, False, None), model)
