@@ -13,10 +13,12 @@ _TIMES = 3
 # Gradients that are zero but for rounding, such as that of the bias of keys in attention, have no relative error;
 # errors up to this fraction of the largest gradient of the network count as none. The unit of float32 is 1.2e-7.
 _NONE = 2e-7
+# Their operators are those of BERT; scripts/gradient_table.py has them.
+LIKE_BERT = {"roberta", "distilbert"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", sorted(NETWORKS.keys() - LIKE_BERT))
 def test_the_gradients_of_a_network_are_as_good_as_pytorchs(workshop: Workshop, name: str) -> None:
     """In float32 on two threads they are no further from float64 than three times what PyTorch's are."""
     network = make_network(name)

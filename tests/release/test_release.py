@@ -135,7 +135,7 @@ def test_a_gate_leaves_the_old_release(folder: Path) -> None:
     """Of quality, and of the license."""
     before = (folder / "out" / FACTS_NAME).read_bytes()
     path = folder / "release.toml"
-    path.write_text(CONFIG.replace("ndcg@10<0", "ndcg@10<2"))
+    path.write_text(SMALL.replace("ndcg@10<0", "ndcg@10<2"))
     with pytest.raises(GateError, match="fp32 is not good enough: nDCG@10 is .*, fails if ndcg@10<2"):
         make_release(read_config(path), force=True)
     path.write_text(f'allowed_licenses = ["mit"]\n{CONFIG}')
