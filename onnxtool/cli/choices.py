@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,8 +11,6 @@ from click.shell_completion import CompletionItem
 from onnxtool.encoding.locations import Location
 from onnxtool.errors import OnnxtoolError
 from onnxtool.options import Option, check, not_a_choice
-
-_FOLDER = "models--"  # folder of a repository in the hub's cache: models--OWNER--NAME
 
 
 class NameChoice(click.Choice[str]):
@@ -63,22 +60,8 @@ class CheckpointType(click.types.StringParamType):
     writes, takes_ids = "", True
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return folders, which the shell lists itself, and cached ids that begin with `incomplete`."""
-        # The folder comes first: click's scripts drop whatever precedes it.
-        return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, cached_ids(incomplete))]
-
-
-def cached_ids(beginning: str = "") -> list[str]:
-    """Return the ids in the hub's cache with this prefix, sorted by name."""
-    # huggingface_hub knows this folder too, but takes too long to load for a key press.
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-    try:
-        names = [entry.name for entry in os.scandir(cache) if entry.name.startswith(_FOLDER)]
-    except OSError:
-        return []
-    ids = (name.removeprefix(_FOLDER).replace("--", "/", 1) for name in names)
-    return sorted(one for one in ids if one.startswith(beginning))
+        """Return folders, which the shell lists itself."""
+        return [CompletionItem(incomplete, type="dir")]
 
 
 class CountList(click.ParamType[tuple[int, ...]]):

@@ -27,19 +27,6 @@ _LEAST_MEMORY_MB = 256
 _NO_MEMORY = re.compile("[Cc]annot allocate|start new thread|bad_alloc")
 _UNDER_A_LIMIT = re.compile("failed to map segment|NULL|return without exc")  # bugs and other causes produce it too
 
-# Names that other tools use for these commands.
-_MEANT = {
-    **dict.fromkeys(("bench", "benchmark", "perf", "profile"), "infer --benchmark"),
-    **dict.fromkeys(("compare", "diff"), "stats MODEL BASE"),
-    **dict.fromkeys(("convert", "to_onnx"), "export"),
-    **dict.fromkeys(("embed", "encode_query", "run", "search"), "infer --text"),
-    **dict.fromkeys(("fp16", "int4", "int8", "quantise", "quantize"), "optimize --precision int8"),
-    **dict.fromkeys(("fuse", "simplify", "slim"), "optimize"),
-    **dict.fromkeys(("gpu", "cuda", "providers", "version"), "env"),
-    **dict.fromkeys(("inspect", "summary", "show"), "stats"),
-    "train": "artifacts",
-}
-
 
 class _LazyGroup(click.Group):
     """A group that knows its commands' names and imports them one at a time."""
@@ -59,8 +46,7 @@ class _LazyGroup(click.Group):
         """Find the requested command, or suggest similar ones."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            meant = _MEANT.get(args[0].lower(), *close)
-            more = f" Did you mean {meant!r}?" if meant else f" There are {', '.join(COMMANDS)}."
+            more = f" Did you mean {close[0]!r}?" if close else f" There are {', '.join(COMMANDS)}."
             ctx.fail(f"No such command {args[0]!r}.{more}")
         return super().resolve_command(ctx, args)
 

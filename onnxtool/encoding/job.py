@@ -157,17 +157,8 @@ def _refuse_for_pictures(options: VectorOptions) -> None:
     Raises:
         InputError: it was passed.
     """
-    alone = {
-        "--prompt": options.prompt,
-        "--task": options.text_task,
-        **options.description.given,
-        "--representation": options.representation,
-        "--long": options.long,
-        "--overlap": options.overlap is not None,
-        "--keep_special": options.keep_special,
-        "--weights": options.weights,
-    }
-    if given := [name for name, value in alone.items() if value]:
+    own = {"--prompt": options.prompt, "--keep_special": options.keep_special, "--weights": options.weights}
+    if given := [*(name for name, value in own.items() if value), *options.given_for_texts]:
         raise InputError(f"{' and '.join(given)} was passed, which is for texts, but the corpus consists of images")
 
 

@@ -70,7 +70,8 @@ class VectorOptions(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges_options(self.vectors_as, self.ranges, self.calibration)
+        if (self.vectors_as, self.ranges, self.calibration) != (None, None, None):
+            check_ranges_options(self.vectors_as, self.ranges, self.calibration)
 
 
 class CorpusOptions(VectorOptions):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +25,7 @@ from onnxtool.evaluation.measures import (
 from onnxtool.evaluation.options import BM25, DEFAULT_CANDIDATES, DEFAULT_MEASURES, RERANKER, SPARSE, EvaluateOptions
 from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport, Terms
 from onnxtool.evaluation.search import Run
-from onnxtool.evaluation.systems import Bm25, Found, System, VectorSystem, open_model
+from onnxtool.evaluation.systems import Bm25, Found, System, open_model
 from onnxtool.model_file import ModelFile, check_writable, write_text
 from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize import Judge, Judgement
@@ -40,7 +39,6 @@ _TIMED_QUERIES = 50
 _TOP = 10
 _LOST = 10
 _OVERLAP = "overlap@10"
-_TIMED = 32  # documents
 _OF_SYSTEMS = ("size_bytes", "query_ms", "query_terms", "document_terms", "sparsity")
 _TIE = 1e-5  # relative difference of two scores due to float32 rounding
 
@@ -403,21 +401,6 @@ def _check_gates(gates: Sequence[Gate], report: EvaluationReport) -> list[GateCh
     return [GateCheck(result.gate.expression, result.met, str(result)) for result in results]
 
 
-def _foretell(path: Path, options: EvaluateOptions, collection: Collection) -> None:
-    """Report how long the documents will take, from one batch on the model being optimized."""
-    system = open_model(path, options)
-    texts = [document.contents for document in islice(read_documents(collection), _TIMED) if not document.sha256]
-    if not isinstance(system, VectorSystem) or not texts:
-        return
-    system.encode_queries(texts[:1])  # the first run allocates
-    start = time.perf_counter()
-    system.encode_queries(texts)
-    each_s, count = (time.perf_counter() - start) / len(texts), sum(1 for _ in read_documents(collection))
-    tell(
-        f"judging by {count} documents, which take the input about {each_s * count:.0f} s, and each candidate likewise"
-    )
-
-
 def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOptions) -> Judge:
     """Return a judge that evaluates a candidate on the collection in `data`, and rejects it if a gate is met.
 
@@ -444,14 +427,11 @@ def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOpti
     name = ModelFile.open(model_path).plain_name(PARTNER_KEY)
     partner = options.partner or (None if name is None else model_path.with_name(name))
     options = replace(options, model_name=str(folder.path), against=str(model_path), partner=partner)
-    _, gates, collection = check_evaluation(model_path, data, options)
+    _, gates, _ = check_evaluation(model_path, data, options)
     if not any(map(needs_base, gates)):  # the input decides nothing
         options = replace(options, against=None)
 
-    foretell = cache(lambda: _foretell(model_path, options, collection))
-
     def judge(path: Path) -> Judgement:
-        foretell()
         report = evaluate_model(path, data, options)
         met = [gate.text for gate in report.gates if gate.met]
         return Judgement({name: measure.mean for name, measure in report.measures.items()}, "; ".join(met))

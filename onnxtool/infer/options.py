@@ -211,6 +211,17 @@ class ModelOptions(Described, ProviderOptions, kw_only=True):
         super().__post_init__()
         check_overlap(self.long, self.overlap)
 
+    @property
+    def given_for_texts(self) -> list[str]:
+        """The options given that are only for texts, as written; `--prompt` may be for the query of images."""
+        values = {
+            "--task": self.text_task,
+            "--representation": self.representation,
+            "--long": self.long,
+            "--overlap": self.overlap,
+        }
+        return [*(name for name, value in values.items() if value is not None), *self.description.given.values()]
+
 
 class InferOptions(ModelOptions):
     """Options of `infer`, in addition to those of `ModelOptions`.

@@ -375,16 +375,8 @@ def _refuse_unused(options: InferOptions) -> None:
     Raises:
         InputError: it was passed.
     """
-    alone = {
-        "--text": options.texts,
-        "--task": options.text_task,
-        **{said: said for said in options.description.given.values()},
-        "--representation": options.representation,
-        "--long": options.long,
-        "--overlap": options.overlap,
-        "--top_k": options.top_k,
-    }
-    given = [name for name, value in alone.items() if value not in ((), None)]
+    own = {"--text": options.texts, "--top_k": options.top_k}
+    given = [*(name for name, value in own.items() if value), *options.given_for_texts]
     if options.query is None:
         given += [name for name, value in (("--prompt", options.prompt), ("--text_model", options.text_model)) if value]
     if given:

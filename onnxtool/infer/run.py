@@ -211,25 +211,18 @@ def _answer_job(model: ModelFile, options: InferOptions) -> AnswerJob:
 
 
 @checked
-def run_texts(
-    options: InferOptions,
-    *,
-    texts: Sequence[TextInput] | None = None,
-) -> InferReport:
+def run_texts(options: InferOptions) -> InferReport:
     """Load a model with its tokenizer, and answer each text, or each image for an image model, by the model's task.
 
     Queries of an inference-free sparse encoder (`task` or `prompt` is `query`) are looked up, and no model is loaded.
 
     Args:
         options: what to run.
-        texts: the texts of the options, if already read.
 
     Raises:
         OnnxtoolError: as for `load` and `LoadedModel.answer`.
     """
-    return _answer_job(ModelFile.open(options.model_path), options).answer(
-        given_texts(options) if texts is None else texts
-    )
+    return _answer_job(ModelFile.open(options.model_path), options).answer(given_texts(options))
 
 
 def encode_texts(options: InferOptions, *, dense: bool = False) -> tuple[list[str], AnyVectors]:

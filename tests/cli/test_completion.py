@@ -6,12 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from onnxtool.cli import run_arguments
-from onnxtool.cli.choices import cached_ids
 
 
 def completed(line: str, **variables: str) -> list[str]:
@@ -28,25 +26,15 @@ def completed(line: str, **variables: str) -> list[str]:
 def test_commands_options_and_choices_are_completed() -> None:
     """As far as they are written."""
     assert completed("onnxtool opt") == ["plain,optimize"]
-    assert completed("onnxtool optimize --precision int") == ["plain,int8", "plain,int4"]
+    assert completed("onnxtool optimize --precision int") == ["plain,int8", "plain,int4", "plain,int4_fp16"]
     assert "plain,--model_path" in completed("onnxtool optimize --mod")
     assert completed("onnxtool stats mod") == ["file,mod"]
 
 
-def test_checkpoints_are_folders_and_what_is_in_the_cache(tmp_path: Path) -> None:
-    """By the names that they have on the hub."""
-    for name in ("models--naver--splade-v3", "models--sentence-transformers--all-MiniLM-L6-v2", "datasets--a--b"):
-        (tmp_path / name).mkdir()
-    found = completed("onnxtool export --model_name nav", HF_HUB_CACHE=str(tmp_path))
-    assert found == ["dir,nav", "plain,naver/splade-v3"]
-    assert completed("onnxtool verify model.onnx nav", HF_HUB_CACHE=str(tmp_path)) == found
-
-
-def test_without_a_cache_there_are_no_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """And no error, which would stand in the middle of a command line."""
-    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "none"))
-    assert cached_ids() == []
+def test_checkpoints_are_completed_as_folders() -> None:
+    """Of an option and of an argument."""
+    assert completed("onnxtool export --model_name nav") == ["dir,nav"]
+    assert completed("onnxtool verify model.onnx nav") == ["dir,nav"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -134,12 +134,11 @@ def test_a_model_needs_no_option(tmp_path: Path, command: str) -> None:
         assert f"write onnxtool {command} [OPTIONS] [{twice.stderr.split()[1]}]" in missing.stderr
 
 
-@pytest.mark.parametrize(("name", "meant"), [("quantize", "optimize --precision int8"), ("optimise", "optimize")])
-def test_a_name_of_another_tool_is_understood(name: str, meant: str) -> None:
-    """And so is a slip; it is an error of usage all the same."""
-    done = run_onnxtool(Path(), name)
+def test_a_misspelled_command_is_understood() -> None:
+    """It is an error of usage all the same."""
+    done = run_onnxtool(Path(), "optimise")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"Did you mean {meant!r}?" in done.stderr
+    assert "Did you mean 'optimize'?" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a pseudo-terminal")
