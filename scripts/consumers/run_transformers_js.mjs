@@ -1,12 +1,12 @@
-// Encode texts with Transformers.js: settings are `sparse`, or `dense`, the pooling and whether to normalize.
+// Encode texts with Transformers.js: settings are `sparse`, or `dense`, the pooling and whether to normalize; and the dtype.
 // Called as the Python scripts of this folder are, see exchange.py.
 import { readFileSync, writeFileSync } from "node:fs";
 import path from "node:path";
 import { AutoModel, AutoModelForMaskedLM, AutoTokenizer, env, pipeline } from "@huggingface/transformers";
 
-const [folder, textsPath, answersPath, kind, pooling, normalize] = process.argv.slice(2);
+const [folder, textsPath, answersPath, kind, pooling, normalize, dtype] = process.argv.slice(2);
 const texts = JSON.parse(readFileSync(textsPath, "utf-8"));
-const options = { dtype: "fp32", device: "cpu" };
+const options = dtype ? { dtype } : {};
 env.allowRemoteModels = false;
 env.localModelPath = path.dirname(folder);
 const name = path.basename(folder);

@@ -157,6 +157,7 @@ def test_auto_tells_of_all_candidates(encoder: Path, texts: Path, monkeypatch: p
         (["--activations", "static"], "--activations is for int8, and the precision is fp32", "--precision int8"),
         (["--activations", "dynamic", "--precision", "int4"], "--activations is for int8", "--precision int8"),
         (["--activations", "static", "--precision", "auto"], "--activations is for int8", "auto tries all"),
+        (["--embeddings", "int8", "--precision", "int8"], "--embeddings is for int4", "--precision int4"),
         (["--calibration", "t.txt", "--precision", "fp16"], "--calibration is for int8, int4 and auto", "int8"),
         (["--precision", "int8", "--provider", "cuda"], "int8 is not for cuda", "use one of fp32"),
     ],

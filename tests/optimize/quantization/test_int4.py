@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from onnxtool.errors import PassError
 from onnxtool.graph.edit import attribute
 from onnxtool.model_file.weights import load_model
+from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context
 from onnxtool.optimize.quantization import int4
 from onnxtool.optimize.quantization.activations import Feeds, open_written
@@ -79,17 +84,21 @@ def test_channels_that_carry_more_lose_less(monkeypatch: pytest.MonkeyPatch) -> 
     assert informed < 0.9 * to_int4(model, feeds).report.mean_error
 
 
-@pytest.mark.parametrize(("max_error", "expected"), [(None, "int4"), (0.005, "int8"), (1e-5, "")])
-def test_embeddings_get_as_few_bits_as_the_error_allows(max_error: float | None, expected: str) -> None:
-    """Four, eight, or all of them."""
+@pytest.mark.parametrize(
+    ("max_error", "tables", "expected"),
+    [(None, "int4", "int4"), (0.005, "int4", "int8"), (1e-5, "int4", ""), (None, "int8", "int8")],
+)
+def test_embeddings_get_as_few_bits_as_the_error_allows(max_error: float | None, tables: str, expected: str) -> None:
+    """Four, eight, or all of them; not four for runtimes without the operator for them."""
     table = np.round(normal(2000, 32), 1)
     graph = "g (int64[B, S] i) => (float[B, S, 32] y) { e = Gather(t, i) p = MatMul(e, w) y = Add(p, e) }"
     model = build(graph, {"t": table, "w": 1e-3 * normal(32, 32, seed=1)})
     generator = np.random.default_rng(0)
     feeds: list[Feeds] = [{"i": generator.integers(0, 2000, (4, 6))} for _ in range(3)]
-    result = to_int4(model, feeds, max_error)
+    result = to_int4(model, feeds, max_error, tables=tables)
     assert (result.report.embedding_precision, result.report.num_embeddings) == (expected, int(bool(expected)))
-
+    operators = {node.op_type for node in result.outcome.model.graph}
+    assert ("GatherBlockQuantized" in operators) == (expected == "int4")
     assert ("embeddings stay in float32" in result.report.note) == (not expected)
 
 
@@ -119,3 +128,31 @@ def test_the_promise_holds_for_trained_weights(trained: Path, tmp_path: Path) ->
         for given in held_out(fused, tmp_path, 100)
     )
     assert worst <= 0.005
+
+
+def test_what_int4_leaves_is_in_float16_and_the_error_is_that_of_both(tmp_path: Path) -> None:
+    """Scales included; a session outside measures the same error of the written file."""
+    body = "e = Gather(t, i) p = MatMul(e, w) q = Tanh(p) y = MatMul(q, v)"
+    weights: Arrays = {"t": normal(2000, 32), "w": normal(32, 32, seed=1) / 8, "v": normal(32, 32, seed=2) / 6}
+    original, path = tmp_path / "m.onnx", tmp_path / "half.onnx"
+    ir.save(build(f"g (int64[B, S] i) => (float[B, S, 32] y) {{ {body} }}", weights), original)
+    samples = tmp_path / "samples.npz"
+    np.savez(samples, i=np.random.default_rng(0).integers(0, 2000, (4, 6)))
+    options = OptimizeOptions(
+        original, output=path, precision="int4_fp16", sample_inputs=samples, max_error=0.05, timing=False
+    )
+    report = optimize_model(options)
+    assert report.quantization is not None
+    assert report.quantization.kept == ()
+    types = {tensor.name: tensor.data_type for tensor in onnx.load(path).graph.initializer}
+    assert onnx.TensorProto.FLOAT not in types.values()
+    found, wanted = (
+        onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        .run(None, dict(np.load(samples)))[0]
+        .reshape(-1, 32)
+        for file in (path, original)
+    )
+    cosines = (found * wanted).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(wanted, axis=1)
+    assert report.quantization.error == pytest.approx(1 - cosines.min(), rel=0.05)
+    with pytest.raises(PassError, match="int4 cannot hold an error of 1e-07"):
+        optimize_model(replace(options, max_error=1e-7, force=True))
