@@ -299,6 +299,6 @@ def test_the_checkpoints_own_folder_is_not_changed(workshop: Workshop, tmp_path:
     """Its modules.json would name the class of onnxtool, and PyTorch's weights would lie there unused."""
     checkpoint = Path(shutil.copytree(workshop.checkpoint("tiny-encoder"), tmp_path / "checkpoint"))
     before = sorted(checkpoint.rglob("*"))
-    with pytest.raises(TargetError, match="of the checkpoint itself"):
+    with pytest.raises(TargetError, match="files of .* itself would change"):
         export(checkpoint, checkpoint)
     assert sorted(checkpoint.rglob("*")) == before

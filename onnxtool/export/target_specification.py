@@ -203,6 +203,11 @@ class TargetSpecification:
             TargetError: a setting that the target requires is missing.
         """
         target, file = self.target, folder / self.target.length_in
+        if not (folder / "config.json").is_file():  # a checkpoint exported into its own folder keeps its files
+            raise TargetError(
+                f"for {target.title}, files of {self.source.model_name} itself would change",
+                "pass an --output that is not the checkpoint's own folder",
+            )
         if target.fills_up and longest is not None and longest < (target.most_tokens or 0):
             raise TargetError(
                 f"{target.title} feeds {target.most_tokens} tokens of every text, and this checkpoint takes {longest}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,16 @@ def test_what_a_consumer_would_not_open_is_refused(
     with pytest.raises(TargetError, match=message):
         export_variants(options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_keeps_its_own_files(workshop: Workshop, tmp_path: Path) -> None:
+    """A consumer that needs other settings gets another folder."""
+    own = shutil.copytree(workshop.checkpoint("tiny-encoder"), tmp_path / "m")
+    before = {path: path.read_bytes() for path in own.rglob("*") if path.is_file()}
+    with pytest.raises(TargetError, match="for Transformers.js, files of .* itself would change") as caught:
+        export_model(ExportOptions(own, target="transformers.js", output=own, force=True))
+    assert "not the checkpoint's own folder" in str(caught.value.hint)
+    assert {path: path.read_bytes() for path in own.rglob("*") if path.is_file()} == before
 
 
 def test_an_export_alone_writes_no_further_precisions(workshop: Workshop, tmp_path: Path) -> None:

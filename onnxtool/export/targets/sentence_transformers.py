@@ -101,11 +101,6 @@ class SentenceTransformersSpecification(TargetSpecification):
 
         A transformers-only checkpoint gets the modules that sentence-transformers would add.
         """
-        if not (folder / "config.json").is_file():  # a checkpoint exported into its own folder keeps its files
-            raise TargetError(
-                f"{MODULES_NAME} of the checkpoint itself would name the class {CLASS} instead of PyTorch's",
-                "pass an --output that is not the checkpoint's own folder",
-            )
         super().files(folder, longest)
         kind, files = self.use.kind, CheckpointFolder(folder)
         stored = files.sentence_modules
