@@ -121,7 +121,7 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
     from onnxtool.checkpoint.quantized_vectors import VectorType
     from onnxtool.graph.shapes import find_turns
     from onnxtool.model_file.weights import load_model
-    from onnxtool.optimize.stored_vectors import storage_of
+    from onnxtool.optimize.stored_vectors import take_off
     from onnxtool.optimize.verification import Original
     from onnxtool.runtime.session import find_provider, prove_elsewhere
 
@@ -129,7 +129,7 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
     if not provider.row.is_reference:  # it may die of a graph: another process runs it there first
         prove_elsewhere(file, provider, is_trial=True)
     graph = load_model(source.path)
-    storage = storage_of(source)(graph)
+    storage = take_off(graph, source)
     with temporary_folder() as folder, ExitStack() as stack:
         # Vectors that the reference stores as codes are compared before encoding.
         original_file = source if storage is None else stack.enter_context(scratch_file(graph, folder))

@@ -30,7 +30,7 @@ from onnxtool.cli.verify import verdict, verification_blocks
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.report import ExportReport
 from onnxtool.model_file import check_writable
-from onnxtool.reports import TensorInfo, planned_files
+from onnxtool.reports import TensorInfo, WritePlan, planned_files
 
 if TYPE_CHECKING:
     from onnxtool.release.variants import Variant
@@ -53,7 +53,6 @@ def command(
     The architecture is taken from config.json, outputs and dynamic axes are found by running the model, and the file is
     kept only after it has been compared with PyTorch on several shapes, masks and texts.
     """
-    from onnxtool.export.preparation import partner_paths
     from onnxtool.export.run import export_model, plan_export  # imports tracing, which --help does not need
     from onnxtool.export.targets import TARGETS
 
@@ -65,14 +64,7 @@ def command(
         )
     if dry_run:
         plan = plan_export(options)
-        if optimize:
-            graphs = [Path(plan.files[0].path)]
-            graphs += {*partner_paths(graphs[0])} & {Path(file.path) for file in plan.files}
-            written = [graph.with_name(f"{graph.stem}-optimized.onnx") for graph in graphs]
-            for path in written:
-                check_writable(path, force=options.force)
-            plan = plan._replace(files=(*plan.files, *planned_files(written)))
-        emit_plan(plan, format_name)
+        emit_plan(_with_optimized(plan, force=options.force) if optimize else plan, format_name)
         return
     # PyTorch's threads spin while they wait: with another process on the cores, verifying takes three times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
@@ -121,6 +113,22 @@ def command(
             blocks += [Heading("The other encoder"), *optimize_blocks(second, stats=stats)]
     last = optimized or report
     emit(document, [*blocks, verdict(last.verification, last.output)], format_name)
+
+
+def _with_optimized(plan: WritePlan, *, force: bool) -> WritePlan:
+    """Add the optimized files of a plan's graphs to it.
+
+    Raises:
+        OutputExistsError: one is there and `force` is not set.
+    """
+    from onnxtool.export.preparation import partner_paths
+
+    graphs = [Path(plan.files[0].path)]
+    graphs += {*partner_paths(graphs[0])} & {Path(file.path) for file in plan.files}
+    written = [graph.with_name(f"{graph.stem}-optimized.onnx") for graph in graphs]
+    for path in written:
+        check_writable(path, force=force)
+    return plan._replace(files=(*plan.files, *planned_files(written)))
 
 
 def export_blocks(report: ExportReport) -> list[Block]:

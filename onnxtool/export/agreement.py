@@ -58,7 +58,7 @@ def compare_with_checkpoint(file: ModelFile, options: ExportOptions, samples: Se
     if samples:
         return _compare_on(samples, file, job)
     lengths = lengths_of(job, strategy).seen_in(load_model(file.path))
-    return Verifier(job).measure(file.path, strategy, lengths)[0]
+    return Verifier(job).measure(file, strategy, lengths)[0]
 
 
 def _stamped(file: ModelFile) -> dict[str, Any]:
@@ -120,6 +120,6 @@ def _compare_on(samples: Sequence[Case], file: ModelFile, job: Job) -> Verificat
     run = partial(pipeline.run, job.models.reference())
     outputs = run_reference(run, samples, name="PyTorch", sequences=pipeline.sequences)
     try:
-        return pipeline.verify(file.path, outputs, job.request.options.tolerance)
+        return pipeline.verify(file, outputs, job.request.options.tolerance)
     except VerificationError as error:
         return error.verification

@@ -45,7 +45,6 @@ from onnxtool.export.weights import (
     foreign_prefix,
     is_quantized,
     key_mapping,
-    misplaced,
     read_headers,
     require_known_quantizer,
     require_scaled,
@@ -323,24 +322,7 @@ class Checkpoint:
             model, info = self._load(dtype, attention, {**more, "add_pooling_layer": False})
         self._require_shapes(info, model)
         unknown = self._account(info, model, stored, prefix)
-        label, start = self.source.weights.model_name, misplaced(model, unknown)
-        if self.initialized and not allow_missing_weights:
-            unmatched = f", and weights that fit nowhere: {some(unknown)}" if unknown else ""
-            raise CheckpointError(
-                f"{label} has no weights for {some(self.initialized)} of {self.architecture}; they would be random "
-                f"numbers{unmatched}",
-                f"some names fit once {start!r} is stripped: save the weights under the names of the architecture"
-                if start
-                else "export the architecture that it was saved as (--task auto), or pass --allow_missing_weights",
-            )
-        if unknown and not allow_unused_weights:
-            raise CheckpointError(
-                f"{len(unknown)} tensors of {label} fit nowhere in {self.architecture}, and would be ignored: "
-                f"{some(unknown)}",
-                "pass --allow_unused_weights if the model is right without them",
-            )
-        if unknown:
-            self.notes.append(f"left out, because {self.architecture} has no place for them: {some(unknown)}")
+        self._require_all(unknown, missing=allow_missing_weights, unused=allow_unused_weights)
         if self.adapter is not None:
             model = self.adapter.merge(model)
             self.notes.append(self.adapter.note)
@@ -354,6 +336,29 @@ class Checkpoint:
             raise ProviderError(
                 f"PyTorch cannot use the device {device!r}: {first_line(error)}", "pass --device cpu"
             ) from error
+
+    def _require_all(self, unknown: list[str], *, missing: bool, unused: bool) -> None:
+        """Refuse missing weights, and `unknown` ones that fit nowhere, unless they are allowed.
+
+        Raises:
+            CheckpointError: there are some.
+        """
+        label = self.source.weights.model_name
+        if self.initialized and not missing:
+            unmatched = f", and weights that fit nowhere: {some(unknown)}" if unknown else ""
+            raise CheckpointError(
+                f"{label} has no weights for {some(self.initialized)} of {self.architecture}; they would be random "
+                f"numbers{unmatched}",
+                "export the architecture that it was saved as (--task auto), or pass --allow_missing_weights",
+            )
+        if unknown and not unused:
+            raise CheckpointError(
+                f"{len(unknown)} tensors of {label} fit nowhere in {self.architecture}, and would be ignored: "
+                f"{some(unknown)}",
+                "pass --allow_unused_weights if the model is right without them",
+            )
+        if unknown:
+            self.notes.append(f"left out, because {self.architecture} has no place for them: {some(unknown)}")
 
     def _load(self, dtype: str, attention: str | None, more: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the model as loaded by transformers with `more` arguments, and its report about the weights."""

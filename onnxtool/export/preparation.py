@@ -17,7 +17,7 @@ from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, Prompts
 from onnxtool.checkpoint.module_settings import TokenStates
 from onnxtool.checkpoint.pooling_modules import Pooling
-from onnxtool.checkpoint.tasks import RANKING, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.decoding.encoder_decoder import EncoderDecoderPipeline, encoder_path
@@ -44,9 +44,8 @@ from onnxtool.export.modalities.finding import (
     with_padding,
 )
 from onnxtool.export.modalities.modality import SEQUENCE, Modality
-from onnxtool.export.modalities.text import TextInputs, longest_text
+from onnxtool.export.modalities.text import TextInputs, choose_side, longest_text
 from onnxtool.export.options import DTYPES, ExportOptions
-from onnxtool.export.padding import choose_side
 from onnxtool.export.signature import Signature, detect_signature
 from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.source import Source
@@ -448,7 +447,7 @@ def _choose_head(subject: _Subject, signature: Signature) -> Choice:
         choice = choose_no_head(options.head, source)
     else:
         choice = choose_head(options.head, subject.checkpoint, signature, task=options.task)
-    if choice.head is not None and subject.tokenizer is not None:
+    if choice.name == LATE_INTERACTION and subject.tokenizer is not None:
         require_expanding_token(source, subject.tokenizer)
     if choice.head is None or options.dimensions is None:
         return choice

@@ -44,6 +44,7 @@ from onnxtool.model_file import (
     ModelFile,
     check_model_output,
     check_sidecar_files,
+    disk_failures,
     save_beside,
     save_model,
     staged,
@@ -63,8 +64,7 @@ from onnxtool.model_file.metadata import (
     TOKENIZER_KEY,
     VERIFIED_LENGTH_KEY,
     WEIGHTS_KEY,
-    stamp,
-    stamp_step,
+    step_entry,
 )
 from onnxtool.model_file.weights import write_inline
 from onnxtool.options import checked
@@ -137,9 +137,7 @@ def _export(request: Request, outputs: ExitStack) -> tuple[ExportReport, Path]:
     """Export one file, which gets its name when `outputs` closes, with the first strategy that works."""
     options = request.options
     job = prepare(request)
-    if not options.force:
-        check_sidecar_files(request.paths.graph, request.paths.files, lambda folder: _write_sidecar_files(job, folder))
-    _check_tokens(job)
+    _check_files(job)
     verifier = Verifier(job)
     failures: list[tuple[ExportStrategy, _Failure]] = []
     for strategy in job.plan.pipeline.strategies(options.exporter, verified=options.verify):
@@ -268,13 +266,14 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
     with ExitStack() as output:
         staging = output.enter_context(staged(paths.graph, force=options.force, root=paths.root))
         tell(f"writing {paths.graph}")
-        files = [save_model(graph, staging)]
+        written = [save_model(graph, staging)]
         for name, other in further.items():
-            files.append(files[0].with_name(name))
-            write_inline(other, files[-1])
-        num_verified = len(files)  # an encoder is verified with its decoder
-        files += [save_beside(encoder, staging, encoder_path(files[0]).name) for encoder in encoders]
-        staging.obsolete.extend([] if encoders else _encoder_of(paths.graph))
+            written.append(written[0].with_name(name))
+            write_inline(other, written[-1])
+        num_verified = len(written)  # an encoder is verified with its decoder
+        written += [save_beside(encoder, staging, encoder_path(written[0]).name) for encoder in encoders]
+        if not encoders and paths.graph.is_file():
+            staging.obsolete.extend(_encoder_of(paths.graph))
         del graph, further, encoders, one, model
         gc.collect()  # graphs are full of reference cycles, and hold as much memory as the model
         sidecars = staging.folder / paths.files.relative_to(paths.root)
@@ -283,6 +282,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
         if options.force:  # files in other precisions belong to the graph that is replaced
             staging.obsolete.extend(paths.graph.with_name(name) for name in job.request.target.variant_names)
         stopwatch.lap("write")
+        files = list(map(ModelFile.open, written))
         verifications: list[Verification | None] = [None]
         if options.verify:
             verifications = [verifier.verify(file, strategy, job.lengths) for file in files[:num_verified]]
@@ -293,14 +293,20 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
             figures = verifications[number if number < len(verifications) else 0]
             _stamp_inputs(file, inputs[number if number < len(inputs) else 0])
             if figures is not None and job.lengths.longest is not None:
-                stamp(file, {VERIFIED_LENGTH_KEY: str(verifier.longest_case(figures))})
+                file.stamp({VERIFIED_LENGTH_KEY: str(verifier.longest_case(figures))})
             _stamp_tokenizer(file, job, sidecars)
-            stamp_step(file, "export", figures, exporter=strategy.exporter.name)
+            file.stamp(step_entry("export", figures, exporter=strategy.exporter.name))
         if specification is not None:
-            specification.pack(sidecars, files[0])
-        exported = ModelFile.open(files[0])
+            specification.pack(sidecars, files[0].path)
         outputs.push(output.pop_all())
-    report = ExportReport(
+    return _report(job, strategy, files[0], verifications[0], architecture), files[0].path
+
+
+def _report(
+    job: Job, strategy: ExportStrategy, exported: ModelFile, verification: Verification | None, architecture: str
+) -> ExportReport:
+    plan, paths, specification = job.plan, job.request.paths, job.plan.specification
+    return ExportReport(
         output=str(paths.graph),
         files=str(paths.files),
         source=job.request.source.model_name,
@@ -315,7 +321,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
         inputs=exported.structure.inputs,
         outputs=exported.structure.outputs,
         metadata=exported.metadata,
-        verification=verifications[0],
+        verification=verification,
         notes=(
             *plan.reasons,
             *_loading_notes(job.checkpoint),
@@ -324,9 +330,8 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
             *job.lengths.notes,
             *(() if specification is None else filter(None, (specification.note, specification.left_out))),
         ),
-        duration_ms=stopwatch.laps_ms,
+        duration_ms=job.stopwatch.laps_ms,
     )
-    return report, files[0]
 
 
 def _write_sidecar_files(job: Job, folder: Path) -> None:
@@ -348,49 +353,53 @@ def _longest(job: Job) -> int | None:
     return min(filter(None, limits), default=None)
 
 
-def _check_tokens(job: Job) -> None:
-    """Tokenize hard texts with the files to be written, as onnxtool does and as the target does.
+def _check_files(job: Job) -> None:
+    """Write the sidecar files to a scratch folder, and tokenize hard texts with them as onnxtool and the target do.
 
     Raises:
-        CheckpointError: transformers tokenizes one of them differently.
+        CheckpointError: transformers tokenizes one of the texts differently.
+        OutputExistsError: a file with other content exists, and `force` is not set.
+        OutputWriteError: the files cannot be written.
     """
-    if job.tokenizer is None:
-        return
-    source, specification = job.request.source, job.plan.specification
-    texts = hard_texts(job.tokenizer)
-    with temporary_folder() as folder:
+    request, specification = job.request, job.plan.specification
+    source = request.source
+    with disk_failures(request.paths.graph), temporary_folder() as folder:
         _write_sidecar_files(job, folder)
+        if not request.options.force:
+            check_sidecar_files(folder, request.paths.files)
         if not (folder / TOKENIZER_NAME).is_file():  # a checkpoint exported into its own folder keeps its own
-            folder = job.request.paths.files
-        if not (folder / TOKENIZER_NAME).is_file():
+            folder = request.paths.files
+        if job.tokenizer is None or not (folder / TOKENIZER_NAME).is_file():
             return
+        texts = hard_texts(job.tokenizer)
         own = OwnTokenizer(job.tokenizer, source.model_name, source.sentence_modules.adds_special_tokens)
         own.check("onnxtool", read_folder(CheckpointFolder(folder)), texts)
         if specification is not None:
             specification.check_tokens(own, folder, texts)
 
 
-def _stamp_tokenizer(file: Path, job: Job, folder: Path) -> None:
+def _stamp_tokenizer(file: ModelFile, job: Job, folder: Path) -> None:
     """Record in a file which tokenizer.json tokenizes like transformers, so that later commands need not check."""
     path = folder / TOKENIZER_NAME
     if job.tokenizer is not None and path.is_file():
-        stamp(file, {TOKENIZER_KEY: hashlib.sha256(read_bytes(path)).hexdigest()})
+        file.stamp({TOKENIZER_KEY: hashlib.sha256(read_bytes(path)).hexdigest()})
 
 
 def _encoder_of(decoder: Path) -> list[Path]:
     """Return the encoder that an earlier export wrote next to the file being replaced, if there is one."""
+    path = encoder_path(decoder)
     try:
-        encoder = ModelFile.open(encoder_path(decoder))
+        is_its_own = path.is_file() and ModelFile.open(path).metadata.get(DECODER_KEY) == decoder.name
     except ModelFileError:
         return []
-    return [encoder.path] if encoder.metadata.get(DECODER_KEY) == decoder.name else []
+    return [path] if is_its_own else []
 
 
-def _stamp_inputs(file: Path, described: DescribedInputs) -> None:
+def _stamp_inputs(file: ModelFile, described: DescribedInputs) -> None:
     """Record a file's inputs, as far as they are the model's, and how long its texts were."""
-    found = InputStamp.of(ModelFile.open(file).structure.inputs, *described)
+    found = InputStamp.of(file.structure.inputs, *described)
     if found.inputs:
-        stamp(file, {INPUTS_KEY: found.json})
+        file.stamp({INPUTS_KEY: found.json})
 
 
 def _describe(job: Job, strategy: ExportStrategy) -> dict[str, str]:

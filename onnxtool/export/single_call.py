@@ -31,7 +31,7 @@ from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import Signature, detect_signature, run_torch_tensors, tidy, to_numpy, to_tensors
 from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.export.tracing import ExportStrategy, strategies_for, trace
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, ModelPath
 from onnxtool.runtime.comparison import (
     Case,
     ReferenceOutputs,
@@ -172,7 +172,7 @@ class SingleCallPipeline:
             tensors = {one.output: one.reference(tensors[one.source], mask, pooled) for one in self.head.all} | raw
         return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.signature.outputs}
 
-    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+    def verify(self, path: ModelPath, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
         """Compare the outputs of a file with the model's; a file for a target runs as its target runs it.
 
         Vectors that the file stores as codes or bits are compared by nearest vectors among such codes.
@@ -181,7 +181,9 @@ class SingleCallPipeline:
             VerificationError: an output differs by more than `tolerance`.
         """
         model, specification = ModelFile.open(path), self.specification
-        run_file = specification.runner(path) if specification else open_session(model, provider="cpu", frugal=True).run
+        run_file = (
+            specification.runner(model) if specification else open_session(model, provider="cpu", frugal=True).run
+        )
         dtypes = {info.name: info.dtype for info in model.structure.inputs}
 
         def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -42,7 +42,7 @@ from onnxtool.export.source import Source
 from onnxtool.export.targets import DENSE, INFERENCE_FREE, KINDS, OTHER, SCORES, SPARSE, TOKENS, VERDICTS, Target, Use
 from onnxtool.graph.builder import Builder
 from onnxtool.interruption import temporary_folder
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, ModelPath
 from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import Json, TensorInfo
 from onnxtool.runtime.session import Session, open_session
@@ -179,7 +179,7 @@ class TargetSpecification:
         """Run a written graph as the target does, and return the outputs of the head, to compare with PyTorch's."""
         return session.run(feeds)
 
-    def runner(self, path: Path) -> Callable[[Mapping[str, NDArray[Any]]], Arrays]:
+    def runner(self, path: ModelPath) -> Callable[[Mapping[str, NDArray[Any]]], Arrays]:
         """Return a function that runs the file as the target does, and returns the outputs of the head or the model.
 
         Inputs that the model ignores are zeros.
@@ -240,7 +240,7 @@ class TargetSpecification:
         """
         own.check(self.target.title, self.reader(folder), texts, "pass --target plain, and read texts with onnxtool")
 
-    def check(self, root: Path, graph: Path) -> None:
+    def check(self, root: Path, graph: ModelPath) -> None:
         """Compare the interface of the graph file, and the names of the files in `root`, with what the target expects.
 
         Raises:
@@ -434,14 +434,7 @@ def specify(
     )
     specification.accepts()
     head = None if use.head == "none" else trained or read_head(use.head, source)
-    for name in [head.source] if head else [info.name for info in use.outputs]:
-        if name not in signature.outputs:
-            raise TargetError(
-                f"{title} takes {kind} by their {name}; {checkpoint.architecture} gives {', '.join(signature.outputs)}",
-                "the weights must be of the model with that head; a base model's hidden states are not term weights"
-                if kind in (SPARSE, INFERENCE_FREE)
-                else "pass a --task whose architecture has it, or --target plain",
-            )
+    _check_outputs(target, use, head, signature, checkpoint.architecture)
     return replace(specification, head=head)
 
 
@@ -473,6 +466,17 @@ def _check_inputs(target: Target, signature: Signature, architecture: str) -> No
                 f"{target.title} feeds {name}, which {architecture} does not take; it takes "
                 f"{', '.join(signature.inputs)}",
                 "pass --target plain",
+            )
+
+
+def _check_outputs(target: Target, use: Use, head: Head | None, signature: Signature, architecture: str) -> None:
+    for name in [head.source] if head else [info.name for info in use.outputs]:
+        if name not in signature.outputs:
+            raise TargetError(
+                f"{target.title} takes {use.kind} by their {name}; {architecture} gives {', '.join(signature.outputs)}",
+                "the weights must be of the model with that head; a base model's hidden states are not term weights"
+                if use.kind in (SPARSE, INFERENCE_FREE)
+                else "pass a --task whose architecture has it, or --target plain",
             )
 
 

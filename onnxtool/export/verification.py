@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from onnxtool.export.lengths import WORK, Lengths
 from onnxtool.export.modalities.modality import SEQUENCE
 from onnxtool.export.preparation import Job
 from onnxtool.export.tracing import ExportStrategy
+from onnxtool.model_file import ModelFile
 from onnxtool.progress import tell
 from onnxtool.runtime.comparison import Case, ReferenceOutputs
 from onnxtool.verification import Verification
@@ -56,7 +56,7 @@ class Verifier:
         # Keyed by the sizes of fixed axes and, apart from the usual cases, the text lengths.
         self._references: dict[tuple[tuple[tuple[str, int], ...], tuple[int, ...]], ReferenceOutputs] = {}
 
-    def verify(self, path: Path, strategy: ExportStrategy, lengths: Lengths) -> Verification:
+    def verify(self, file: ModelFile, strategy: ExportStrategy, lengths: Lengths) -> Verification:
         """Compare the file with a freshly loaded model, because running and tracing may change a model.
 
         The usual cases come first, then texts at the thresholds and maximum of `lengths`.
@@ -66,14 +66,14 @@ class Verifier:
             VerificationError: an output differs in another way.
         """
         try:
-            verification, error, refused = self.measure(path, strategy, lengths)
+            verification, error, refused = self.measure(file, strategy, lengths)
             if error is not None:
-                raise self._shorter(error, path, strategy, lengths)
+                raise self._shorter(error, file, strategy, lengths)
             covered = self.longest_case(verification)
             too_long = min((length for length in refused if length > covered), default=None)
             if too_long is None:
                 return verification
-            longest = self._longest_right(path, strategy, lengths, covered, too_long)
+            longest = self._longest_right(file, strategy, lengths, covered, too_long)
             why = f"PyTorch itself does not run on {longest + 1}"
             none = VerificationError(f"PyTorch itself does not run on {too_long} tokens", "", verification)
             raise ShorterError(none, replace(lengths, longest=longest, why=why), is_own=True)
@@ -81,11 +81,11 @@ class Verifier:
             self._job.stopwatch.lap("verify")
 
     def measure(
-        self, path: Path, strategy: ExportStrategy, lengths: Lengths
+        self, file: ModelFile, strategy: ExportStrategy, lengths: Lengths
     ) -> tuple[Verification, VerificationError | None, set[int]]:
         """Compare the file like `verify`; return the figures, the error, and the lengths that PyTorch refuses."""
         steps = self._pipeline.steps
-        verification, error = self._compare(path, self._reference(strategy, lengths))
+        verification, error = self._compare(file, self._reference(strategy, lengths))
         further = lengths.beyond(self.longest_case(verification), steps=steps)
         refused: set[int] = set()
         if error is None and further:
@@ -93,7 +93,7 @@ class Verifier:
             reference = self._reference(strategy, lengths, further)
             refused = {*further} - {_num_tokens(case) + steps for case in reference.cases}
             if reference.cases:
-                longer, error = self._compare(path, reference)
+                longer, error = self._compare(file, reference)
                 verification = _merged(verification, longer)
             described = (f"a text of {length} tokens" for length in sorted(refused))
             verification = replace(verification, refused=(*verification.refused, *described))
@@ -134,14 +134,14 @@ class Verifier:
         ]
         return replace(reference, cases=tuple(row[0] for row in rows), outputs=tuple(row[1] for row in rows))
 
-    def _compare(self, path: Path, reference: ReferenceOutputs) -> tuple[Verification, VerificationError | None]:
+    def _compare(self, file: ModelFile, reference: ReferenceOutputs) -> tuple[Verification, VerificationError | None]:
         try:
-            return self._pipeline.verify(path, reference, self._job.request.options.tolerance), None
+            return self._pipeline.verify(file, reference, self._job.request.options.tolerance), None
         except VerificationError as error:
             return error.verification, error
 
     def _shorter(
-        self, error: VerificationError, path: Path, strategy: ExportStrategy, lengths: Lengths
+        self, error: VerificationError, file: ModelFile, strategy: ExportStrategy, lengths: Lengths
     ) -> VerificationError:
         """Return an error that says up to which text length a file works; the error itself if it works for none."""
         ends = [(_of_ids(case.inputs) + self._pipeline.steps, case.passed) for case in error.verification.cases]
@@ -149,11 +149,13 @@ class Verifier:
         right = max((length for length, passed in ends if passed), default=0)
         if lengths.work is None or right < _LEAST or right > wrong:
             return error
-        longest = self._longest_right(path, strategy, lengths, right, wrong)
+        longest = self._longest_right(file, strategy, lengths, right, wrong)
         why = f"on longer ones it differs from PyTorch by {error.verification.max_abs_error:.3g}"
         return ShorterError(error, replace(lengths, longest=longest, why=why), is_own=False)
 
-    def _longest_right(self, path: Path, strategy: ExportStrategy, lengths: Lengths, right: int, wrong: int) -> int:
+    def _longest_right(
+        self, file: ModelFile, strategy: ExportStrategy, lengths: Lengths, right: int, wrong: int
+    ) -> int:
         """Return the last length from `right` to `wrong` at which a file works, by bisection within the budget."""
         left = WORK
         named = {number for threshold in lengths.thresholds for number in (threshold, threshold + 1)}
@@ -168,7 +170,7 @@ class Verifier:
             tell(f"looking for the longest text that the file is correct for: {length} tokens")
             # A short text may make a model switch to another computation for good, so each length has its own model.
             reference = self._run_pytorch(strategy, (length,))
-            if reference.cases and self._compare(path, reference)[1] is None:
+            if reference.cases and self._compare(file, reference)[1] is None:
                 right = length
             else:
                 wrong = length

@@ -14,7 +14,7 @@ import copy
 import errno
 import os
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -328,18 +328,6 @@ def surplus_layers(model: Any, unused: Iterable[str]) -> list[str]:
             for name in _with_and_without_base(model, weight)
         )
     )
-
-
-def misplaced(model: Any, unknown: Sequence[str]) -> str:
-    """Return the common prefix of most names that fit nowhere, if the model knows them without it; else empty."""
-    state = model.state_dict()
-    heads = Counter(
-        f"{name[:place]}."
-        for name in unknown
-        for place in (match.start() for match in re.finditer(r"\.", name))
-        if any(tail in state for tail in _with_and_without_base(model, name[place + 1 :]))
-    )
-    return heads.most_common(1)[0][0] if heads else ""
 
 
 def method_of(names: Iterable[str]) -> str:

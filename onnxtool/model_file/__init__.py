@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from math import prod
@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import NO_SPACE, InputError, ModelFileError, OnnxtoolError, OutputExistsError, OutputWriteError
-from onnxtool.interruption import check_interrupted, temporary_folder
+from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import commit, folder_lock, hidden_folder, remove_stages
 from onnxtool.model_file.domains import ALIAS
 from onnxtool.model_file.metadata import (
@@ -31,6 +31,7 @@ from onnxtool.model_file.metadata import (
     STEPS_KEY,
     TASK_KEY,
     parse_steps,
+    stamp,
 )
 from onnxtool.model_file.wire import DTYPE_NAMES, Function, Structure, external_file, read_names, read_structure
 from onnxtool.options import StrPath, checked, settled
@@ -83,6 +84,12 @@ class ModelFile:
                     "the external data is truncated or belongs to another model; copy it again",
                 )
         return model
+
+    def stamp(self, entries: Mapping[str, str]) -> None:
+        """Add metadata by appending to the file, which must not have any of these keys."""
+        stamp(self.path, entries)
+        self.structure = self.structure._replace(metadata={**self.metadata, **entries})
+        self.__dict__.pop("size_bytes", None)
 
     def check_sound(self) -> None:
         """Refuse a graph that could crash another library; to be called before any library loads it.
@@ -234,6 +241,7 @@ class Staging:
         root: the folder that `folder` is merged into: the graph file's folder, or one above it.
         obsolete: files to remove with the commit, such as sidecar files of the replaced model.
         obsolete_data: external data to remove with the graph that refers to it.
+        locations: the external data of graphs, as far as it is known from writing them.
         manifest: a file with the digests of all others, which is there before them and goes after them.
     """
 
@@ -243,6 +251,7 @@ class Staging:
         self.root = root
         self.obsolete: list[Path] = []
         self.obsolete_data: list[Path] = []
+        self.locations: dict[Path, tuple[str, ...]] = {}
         self.manifest: Path | None = None
 
     @property
@@ -361,18 +370,13 @@ def check_model_output(output: Path, *, force: bool) -> None:
     check_writable(output, force=force)
 
 
-def check_sidecar_files(output: Path, existing: Path, write: Callable[[Path], None]) -> None:
-    """Refuse sidecar files of `output`, which `write` writes for the folder `existing`, as `staged` would in the end.
+def check_sidecar_files(folder: Path, existing: Path) -> None:
+    """Refuse the files in `folder` if `existing` has others with their names, as `staged` would in the end.
 
     Raises:
-        OutputExistsError: one with other content exists.
-        OutputWriteError: they cannot be written.
+        OutputExistsError: there is one with other content.
     """
-    if not existing.is_dir():
-        return
-    with disk_failures(output), temporary_folder() as folder:
-        write(folder)
-        _check_sidecar_files([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
+    _check_free_names([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
 
 
 def write_text(output: Path, text: str, *, force: bool) -> None:
@@ -400,8 +404,10 @@ def save_model(model: ir.Model, staging: Staging, *, max_inline_bytes: int = MAX
     weights = [v.const_value for graph in model.graphs() for v in graph.initializers.values()]
     if sum(weight.nbytes for weight in weights if weight is not None) > max_inline_bytes:
         ir.save(model, path, external_data=staging.data_name)
+        staging.locations[path] = (staging.data_name,)
     else:
         write_inline(model, path)
+        staging.locations[path] = ()
     return path
 
 
@@ -412,7 +418,9 @@ def save_beside(model: ir.Model, staging: Staging, name: str, *, max_inline_byte
     """
     output = staging.output.with_name(name)
     staging.obsolete_data.extend(_own_data(output))
-    return save_model(model, Staging(staging.folder, output, staging.root), max_inline_bytes=max_inline_bytes)
+    beside = Staging(staging.folder, output, staging.root)
+    beside.locations = staging.locations
+    return save_model(model, beside, max_inline_bytes=max_inline_bytes)
 
 
 @contextmanager
@@ -459,14 +467,18 @@ def _commit(staging: Staging, hidden: Path, *, force: bool) -> None:
     """Move the staged files into place, and drop data that only the old graph used."""
     _check_free(staging.output, force=force)  # another process may have made it meanwhile
     files = _files_in(staging.folder)
-    locations = {graph: _locations_of(graph) for graph in files if graph.suffix == ".onnx"}
+    locations = {
+        graph: staging.locations[graph] if graph in staging.locations else _locations_of(graph)
+        for graph in files
+        if graph.suffix == ".onnx"
+    }
     data = {graph.parent / name for graph, names in locations.items() for name in names}
     # Graphs come last but for their data, without which they cannot be opened: a run that replaces them finds it.
     files.sort(key=lambda file: (file in data, file == staging.model_path, file.suffix == ".onnx"))
     files.sort(key=lambda file: file != staging.manifest)
     targets = {file: staging.root / file.relative_to(staging.folder) for file in files}
     if not force:
-        _check_sidecar_files([pair for pair in targets.items() if pair[0] != staging.model_path])
+        _check_free_names([pair for pair in targets.items() if pair[0] != staging.model_path])
     for target in targets.values():
         check_not_input(target)
     new_locations = locations.get(staging.model_path, ())
@@ -480,7 +492,7 @@ def _files_in(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.rglob("*")) if file.is_file()]
 
 
-def _check_sidecar_files(targets: Sequence[tuple[Path, Path]]) -> None:
+def _check_free_names(targets: Sequence[tuple[Path, Path]]) -> None:
     """Refuse files whose path is taken by a file with different content."""
     import filecmp
 

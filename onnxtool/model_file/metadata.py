@@ -76,24 +76,20 @@ def digest_of_start(path: Path, num_bytes: int) -> str:
     return digest.hexdigest()
 
 
-def stamp_step(
-    path: Path,
+def step_entry(
     step: str,
     verification: Verification | None,
     *,
     previous: tuple[dict[str, Json], ...] = (),
     **details: Json,
-) -> None:
-    """Record the steps that made the model at `path`: `previous` ones, and this one with its figures.
-
-    The file must not have a record yet.
-    """
+) -> dict[str, str]:
+    """Return the metadata that records the steps that made a model: `previous` ones, and this one with its figures."""
     figures: dict[str, Json] = {"verified": verification is not None}
     if verification is not None:
         figures |= {name: getattr(verification, name) for name in FIGURES}
         figures |= {"cases": len(verification.cases), "verified_on": verification.provider}
     steps = [*previous, {"step": step, **details, **figures}]
-    stamp(path, {STEPS_KEY: json.dumps(steps, sort_keys=True, separators=(",", ":"))})
+    return {STEPS_KEY: json.dumps(steps, sort_keys=True, separators=(",", ":"))}
 
 
 def parse_steps(text: str) -> tuple[dict[str, Json], ...] | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from onnxtool.errors import PassError
-from onnxtool.optimize.options import PRECISION_NAMES, PRECISIONS, PROVIDER_NAMES
 from onnxtool.optimize.passes.attention import attention
 from onnxtool.optimize.passes.convert_opset import convert_opset
 from onnxtool.optimize.passes.duplicates import common_subexpressions, deduplicate_initializers, tied_transposes
@@ -59,17 +57,3 @@ FINISHING: dict[str, tuple[Pass, ...]] = {
 
 # onnxruntime's own optimizers that a session must not run on the file; the metadata lists them.
 DISABLED_OPTIMIZERS: dict[str, tuple[str, ...]] = {"cpu": ("SkipLayerNormFusion",), "cuda": (), "openvino": ()}
-
-
-def passes_for(provider: str, precision: str) -> tuple[Pass, ...]:
-    """Return the passes for a provider that offers `precision`.
-
-    Raises:
-        PassError: the preset does not exist.
-    """
-    if precision not in PRECISIONS.get(provider, ()):
-        raise PassError(
-            f"no preset for {precision} on {provider}",
-            f"providers: {', '.join(PROVIDER_NAMES)}; precisions: {', '.join(PRECISION_NAMES)}",
-        )
-    return PRESETS[provider]

@@ -25,12 +25,12 @@ from onnxtool.model_file import (
     scratch_file,
     staged,
 )
-from onnxtool.model_file.metadata import stamp_step
+from onnxtool.model_file.metadata import VECTORS_KEY, step_entry
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.options import MIXED, QUANTIZED, OptimizeOptions
 from onnxtool.optimize.pipeline import MOST_ROUNDS, Context, FailedPassError, Pass, run_passes
-from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
+from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, PRESETS
 from onnxtool.optimize.quantization.candidates import Judge, choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, Conversion, Converted
 from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
@@ -39,7 +39,7 @@ from onnxtool.optimize.quantization.ranking import measure_ranking
 from onnxtool.optimize.quantization.written import count_written
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Speed
 from onnxtool.optimize.speed import compare_speed
-from onnxtool.optimize.stored_vectors import Storage, storage_of
+from onnxtool.optimize.stored_vectors import Storage, take_off
 from onnxtool.optimize.verification import FaultyPassError, Original, Reference, Verifier, verification_feeds
 from onnxtool.options import checked
 from onnxtool.progress import tell
@@ -62,7 +62,7 @@ from onnxtool.runtime.providers import (
 )
 from onnxtool.runtime.session import SAME, open_alike, proof_of, prove_elsewhere, require_loadable
 from onnxtool.runtime.timing import Stopwatch
-from onnxtool.summary import FUSED_OPERATORS, summarize_file, summarize_model
+from onnxtool.summary import FUSED_OPERATORS, summarize_file
 from onnxtool.summary.figures import Stats
 from onnxtool.verification import Verification
 from onnxtool.version import __version__
@@ -130,10 +130,9 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     require_loadable(source)
     context = _context(source, options)
     before = summarize_file(source)
-    passes = passes_for(options.target.name, options.precision)
-    model = load_model(options.model_path)
+    passes = PRESETS[options.target.name]
+    model, storage = _load(source)
     attentions = _expected_attentions(model)
-    storage = storage_of(source)(model)
     stopwatch.lap("load")
     with staged(output, force=options.force) as staging, ExitStack() as stack:
         # The reference returns vectors before quantized storage.
@@ -155,20 +154,21 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         speed, not_timed = _speed(options, target, source, result)
         stopwatch.lap("timing")
         left_out = [result.name for result in report.passes if result.left_out]
-        stamp_step(
-            result.path,
-            "optimize",
-            report.verification,
-            previous=source.steps,
-            provider=report.provider,
-            precision=report.precision,
-            versions=f"onnxtool {__version__}, onnxruntime {runtime_version()}",
-            **({} if target.row.is_reference else proof_of(result.path, target)),
-            passes={result.name: result.num_changes for result in report.passes if not result.left_out},
-            **({"left_out": list[Json](left_out)} if left_out else {}),
-            **_error_figures(report.quantization),
+        result.stamp(
+            step_entry(
+                "optimize",
+                report.verification,
+                previous=source.steps,
+                provider=report.provider,
+                precision=report.precision,
+                versions=f"onnxtool {__version__}, onnxruntime {runtime_version()}",
+                **({} if target.row.is_reference else proof_of(result.path, target)),
+                passes={result.name: result.num_changes for result in report.passes if not result.left_out},
+                **({"left_out": list[Json](left_out)} if left_out else {}),
+                **_error_figures(report.quantization),
+            )
         )
-    after = summarize_model(output)
+        after = summarize_file(result)._replace(path=str(output))
     return replace(report, after=after, duration_ms=stopwatch.laps_ms, speed=speed, not_timed=not_timed)
 
 
@@ -256,27 +256,27 @@ class _Run:
     def _take(self) -> tuple[ir.Model, Storage | None]:
         if self.loaded:
             return self.loaded.pop()
-        model = load_model(self.options.model_path)
-        return model, storage_of(self.source)(model)
+        return _load(self.source)
 
     def _write(self, passes: Sequence[Pass], conversion: Conversion) -> tuple[ModelFile, OptimizeReport]:
         """Run the passes, convert, write and verify; return the file, which is not stamped yet, and what was done."""
-        options, context = self.options, conversion.context
+        options = self.options
         model, storage = self._take()
-        model, results = run_passes(model, passes, context)
+        model, results = run_passes(model, passes, conversion.context)
         self.stopwatch.lap("passes")
         converted, conversion, candidates = _convert(model, options, conversion, self.judge)
-        target = replace(conversion.options.target, precision=BF16 if converted.precision == BF16 else FP32)
         steps, results = (*MOST_ROUNDS * tuple(passes), *converted.steps), (*results, *converted.results)
         if converted.precision != "fp32" or candidates:
             self.stopwatch.lap("precision")
         tell(f"writing {self.staging.output}")
         if storage is not None:
             storage.put_back(converted.model)
-        result = ModelFile.open(path := save_model(converted.model, self.staging))
-        precision, quantization = converted.precision, count_written(converted.quantization, path)
-        if quantization is not None and quantization.has_small_pairs:
-            require_small_pairs(path)
+        result = ModelFile.open(save_model(converted.model, self.staging))
+        precision, quantization = converted.precision, converted.quantization
+        if quantization is not None:
+            quantization = count_written(quantization, result.path)
+            if quantization.has_small_pairs:
+                require_small_pairs(result.path)
         # onnxruntime lacks float16 CPU kernels for some operators, and crashes on its replacements.
         if precision == "fp16" and (signal := death_on(result)):
             raise PassError(
@@ -291,16 +291,8 @@ class _Run:
         fusions = _count_fusions(staged_stats, self.attentions)
         if options.require_fusion:
             _require_attention(fusions, results)
-        verification: Verification | None = None
-        notes: tuple[str, ...] = ()
-        if self.reference is not None:
-            stored = None if storage is None else storage.stored
-            tolerance = _tolerance(options, precision, target, self.before)
-            if not target.row.is_reference:  # which may die of a graph: another process runs it there first
-                notes = prove_elsewhere(result, target, is_trial=True).notes
-            reference = replace(self.reference, original=replace(self.reference.original, wanted=target))
-            verification = Verifier(reference, steps, context, tolerance, stored).verify(result)
-            self.stopwatch.lap("verify")
+        target = _target_of(conversion, precision)
+        verification, notes = self._verify(result, steps, conversion, precision, storage)
         ranking = None
         # Vectors in another storage type have different neighbours for that reason too.
         if options.verify and quantization is not None and storage is None:
@@ -326,6 +318,33 @@ class _Run:
             notes=notes,
         )
         return result, report
+
+    def _verify(
+        self, result: ModelFile, steps: Sequence[Pass], conversion: Conversion, precision: str, storage: Storage | None
+    ) -> tuple[Verification | None, tuple[str, ...]]:
+        """Compare the result of `steps` with the input where it is to run; return notes on the provider as well."""
+        if self.reference is None:
+            return None, ()
+        notes: tuple[str, ...] = ()
+        target = _target_of(conversion, precision)
+        if not target.row.is_reference:  # which may die of a graph: another process runs it there first
+            notes = prove_elsewhere(result, target, is_trial=True).notes
+        reference = replace(self.reference, original=replace(self.reference.original, wanted=target))
+        tolerance = _tolerance(self.options, precision, target, self.before)
+        stored = None if storage is None else storage.stored
+        verification = Verifier(reference, steps, conversion.context, tolerance, stored).verify(result)
+        self.stopwatch.lap("verify")
+        return verification, notes
+
+
+def _target_of(conversion: Conversion, precision: str) -> ExecutionProvider:
+    return replace(conversion.options.target, precision=BF16 if precision == BF16 else FP32)
+
+
+def _load(source: ModelFile) -> tuple[ir.Model, Storage | None]:
+    """Load the graph, ending in the vectors before storage in another type if it stores them."""
+    model = load_model(source.path)
+    return model, take_off(model, source) if VECTORS_KEY in source.metadata else None
 
 
 def _error_on_provider(

@@ -6,7 +6,6 @@ verification work on the float32 vectors. In a half-precision graph, the steps w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,22 +53,16 @@ class Storage:
         graph.outputs[place] = output
 
 
-def storage_of(source: ModelFile) -> Callable[[ir.Model], Storage | None]:
-    """Return what takes off the storage of vectors from the graph of `source`, loaded as often as it is needed.
+def take_off(model: ir.Model, source: ModelFile) -> Storage | None:
+    """End the graph of `source` in the vectors before storage, under the name of its output; None if it stores none.
 
     Raises:
         InputError: the metadata of the file is malformed.
-    """
-    stored = VectorType.of_model(source)
-    return lambda model: None if stored is None else _take_off(model, stored, source)
-
-
-def _take_off(model: ir.Model, stored: VectorType, source: ModelFile) -> Storage:
-    """End the graph in the vectors before storage, under the name of its output.
-
-    Raises:
         PassError: the graph does not show where storage begins.
     """
+    stored = VectorType.of_model(source)
+    if stored is None:
+        return None
     graph = model.graph
     for place, output in enumerate(graph.outputs):
         vectors: ir.Value | None = output

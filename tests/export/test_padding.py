@@ -15,8 +15,7 @@ import transformers
 from onnxtool.encoding import CorpusOptions, encode_corpus, read_shards
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.modalities.modality import SEQUENCE
-from onnxtool.export.modalities.text import TextInputs
-from onnxtool.export.padding import choose_side
+from onnxtool.export.modalities.text import TextInputs, choose_side
 from onnxtool.export.signature import detect_signature, run_torch_tensors, to_numpy
 from onnxtool.infer import load
 from onnxtool.infer.heads.head import BatchRules

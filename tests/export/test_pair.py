@@ -14,6 +14,7 @@ from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.report import ExportReport
 from onnxtool.export.run import plan_export
 from onnxtool.export.verification import Verifier
+from onnxtool.model_file import ModelFile
 from tests.retrieval.checkpoints import CASES
 
 
@@ -82,11 +83,11 @@ def test_where_one_side_fails_no_file_is_left(
 
     verify = Verifier.verify
 
-    def fail_second(verifier: Verifier, path: Path, *rest: Any) -> Any:
-        seen.append(path.name)
-        if path.name == "m-query.onnx":
+    def fail_second(verifier: Verifier, file: ModelFile, *rest: Any) -> Any:
+        seen.append(file.path.name)
+        if file.path.name == "m-query.onnx":
             raise ExportError("the second one differs", "")
-        return verify(verifier, path, *rest)
+        return verify(verifier, file, *rest)
 
     monkeypatch.setattr(Verifier, "verify", fail_second)
     (tmp_path / "out").mkdir()

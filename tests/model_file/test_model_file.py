@@ -12,7 +12,7 @@ import pytest
 
 from onnxtool.errors import ModelFileError
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import STEPS_KEY, parse_steps, stamp, stamp_step
+from onnxtool.model_file.metadata import STEPS_KEY, parse_steps, stamp, step_entry
 from tests.graphs import NUM_BYTES, make_addition, refer_to, run, save_external, weight_of
 
 
@@ -89,12 +89,13 @@ def test_a_stamped_model_is_still_read_by_others(tmp_path: Path, write: Callable
     """After a stamp, onnx and onnxruntime read the metadata and the same weights."""
     path = tmp_path / "model.onnx"
     write(path)
-    stamp(path, {"onnxtool.source": "a/b", "unicode": "ü\n"})
-    stamp_step(path, "export", None, opset=17, previous=({"step": "before"},))
+    model = ModelFile.open(path)
+    model.stamp({"onnxtool.source": "a/b", "unicode": "ü\n"})
+    model.stamp(step_entry("export", None, opset=17, previous=({"step": "before"},)))
     metadata = {item.key: item.value for item in onnx.load(path).metadata_props}
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert session.get_modelmeta().custom_metadata_map == metadata
-    assert ModelFile.open(path).metadata == metadata
+    assert ModelFile.open(path).metadata == model.metadata == metadata
     assert metadata["unicode"] == "ü\n"
     assert weight_of(path) == run(path) == 5.0
     steps = ModelFile.open(path).steps

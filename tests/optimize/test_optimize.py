@@ -12,7 +12,6 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-import onnxtool.optimize.run
 from onnxtool.errors import (
     FusionError,
     ModelFileError,
@@ -25,6 +24,7 @@ from onnxtool.model_file import ModelFile, save_model
 from onnxtool.model_file.weights import write_inline
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.presets import PRESETS
 from onnxtool.optimize.report import OptimizeReport
 from tests.optimize.passes.builders import build, ragged_feeds
 from tests.optimize.passes.exports import CAPPED, export
@@ -164,7 +164,7 @@ def test_passes_that_change_answers_are_caught(exported: Path, monkeypatch: pyte
         value.const_value = ir.tensor(value.const_value.numpy() * 1.01)
         return Outcome(model, 1)
 
-    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda *_: [Pass(f"damage {n}", damage) for n in range(4)])
+    monkeypatch.setitem(PRESETS, "cpu", [Pass(f"damage {n}", damage) for n in range(4)])
     with pytest.raises(VerificationError, match="max_abs_error"):
         optimize_model(OptimizeOptions(exported))
     assert sorted(path.name for path in exported.parent.iterdir()) == ["tiny", "tiny.onnx"]
@@ -263,7 +263,7 @@ def test_an_output_that_a_pass_drops_is_an_error(exported: Path, monkeypatch: py
         model.graph.outputs.pop()
         return Outcome(model, 0)
 
-    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda *_: (Pass("drop", drop),))
+    monkeypatch.setitem(PRESETS, "cpu", (Pass("drop", drop),))
     with pytest.raises(PassError, match="changed the outputs"):
         optimize_model(OptimizeOptions(exported, verify=False))
 

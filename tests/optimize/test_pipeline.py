@@ -13,7 +13,7 @@ import pytest
 from onnxtool.errors import PassError
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory, run_passes
-from onnxtool.optimize.presets import PRESETS, passes_for
+from onnxtool.optimize.presets import PRESETS
 
 
 def small_model() -> ir.Model:
@@ -98,13 +98,6 @@ def test_no_pass_stands_twice_in_a_preset(provider: str) -> None:
     """Names are what the report tells passes apart by."""
     names = [step.name for step in PRESETS[provider]]
     assert len(set(names)) == len(names)
-
-
-def test_an_unknown_preset_lists_the_known_ones() -> None:
-    """Precisions that are to come are no precisions yet."""
-    with pytest.raises(PassError, match="no preset for int3 on cpu") as error:
-        passes_for("cpu", "int3")
-    assert "fp16" in error.value.hint
 
 
 def test_renamed_values_take_no_name_of_the_main_graph() -> None:

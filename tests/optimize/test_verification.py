@@ -63,7 +63,7 @@ def test_a_faulty_pass_is_left_out(exported: Path, monkeypatch: pytest.MonkeyPat
     """Wherever it stands among the others, which run; a note names it, and the case that shows it."""
     others = PRESETS["cpu"][:4]  # bisection runs them again and again
     passes = (*others[:place], Pass("spoil", spoil), *others[place:])
-    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: passes)
+    monkeypatch.setitem(PRESETS, "cpu", passes)
     report = optimize_model(OptimizeOptions(exported))
     (spoiled,) = [result for result in report.passes if result.left_out]
     assert spoiled.name == "spoil"
@@ -87,7 +87,7 @@ def _rename(model: ir.Model, _context: Context) -> Outcome:
 def test_each_faulty_pass_is_left_out_for_what_it_did(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for what a later one did to the same file."""
     passes = (Pass("spoil", spoil), Pass("rename", _rename))
-    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: passes)
+    monkeypatch.setitem(PRESETS, "cpu", passes)
     notes = {result.name: result.note for result in optimize_model(OptimizeOptions(exported)).passes if result.left_out}
     assert re.fullmatch(r"left out: .* differs by [0-9.]+", notes["spoil"])
     assert re.fullmatch(r"left out: .*Nobody.*", notes["rename"])
@@ -96,7 +96,7 @@ def test_each_faulty_pass_is_left_out_for_what_it_did(exported: Path, monkeypatc
 def test_a_pass_that_fails_is_left_out(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it did to the graph before is not in the file."""
     passes = (PRESETS["cpu"][0], Pass("fail", _fail))
-    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: passes)
+    monkeypatch.setitem(PRESETS, "cpu", passes)
     report = optimize_model(OptimizeOptions(exported))
     assert [result.note for result in report.passes if result.left_out] == [
         "left out: it failed: ZeroDivisionError: a size of 0"
@@ -107,7 +107,7 @@ def test_a_pass_that_fails_is_left_out(exported: Path, monkeypatch: pytest.Monke
 def test_a_faulty_pass_is_an_error(asked: str, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all fusions are asked for, and where more are faulty than one may leave out; no file is left."""
     faulty = [Pass(f"fail {number}", _fail) for number in range(1 if asked == "require_fusion" else 4)]
-    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: faulty)
+    monkeypatch.setitem(PRESETS, "cpu", faulty)
     with pytest.raises(PassError, match="fail .* failed: ZeroDivisionError"):
         optimize_model(OptimizeOptions(exported, require_fusion=asked == "require_fusion"))
     assert sorted(path.name for path in exported.parent.iterdir()) == ["tiny.onnx"]
@@ -122,7 +122,7 @@ def _mark(model: ir.Model, _context: Context) -> Outcome:
 
 def test_a_pass_that_is_faulty_in_a_later_round_is_left_out(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = (PRESETS["cpu"][0], Pass("mark", _mark))
-    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: passes)
+    monkeypatch.setitem(PRESETS, "cpu", passes)
     report = optimize_model(OptimizeOptions(exported))
     assert [result.name for result in report.passes if result.left_out] == ["mark"]
 
@@ -140,7 +140,7 @@ def test_a_file_that_differs_by_no_pass_is_an_error(when: str, exported: Path, m
     monkeypatch.setattr(onnxtool.optimize.run, "save_model", save)
     if when == "before all passes":
         monkeypatch.setattr(onnxtool.optimize.verification, "load_model", load)
-    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: PRESETS["cpu"][:1])
+    monkeypatch.setitem(PRESETS, "cpu", PRESETS["cpu"][:1])
     with pytest.raises(VerificationError, match="differs from tiny.onnx") as failure:
         optimize_model(OptimizeOptions(exported))
     assert "no pass is the cause" in failure.value.hint

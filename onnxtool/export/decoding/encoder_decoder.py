@@ -38,6 +38,7 @@ from onnxtool.export.modalities.modality import (
 )
 from onnxtool.export.signature import Shape, Signature, detect_signature, tidy, to_tensors
 from onnxtool.export.tracing import ExportStrategy, attention_of, reason_of, strategies_for, trace
+from onnxtool.model_file import ModelFile, ModelPath
 from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY, MAX_DECODER_LENGTH_KEY
 from onnxtool.reports import Dimension
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, require_passed, run_reference, verify
@@ -193,10 +194,6 @@ def trace_encoder_decoder(
             logits, past = parts.decode(token, inputs[MASK], {**cross, **past})
     length = DECODER_SEQUENCE if parts.in_parallel else 1
 
-    def shapes(tensors: Cache, axis: Dimension, *, present: bool = False) -> dict[str, Shape]:
-        named = {present_name(name) if present else name: tensor.shape for name, tensor in tensors.items()}
-        return {name: (batch, heads, axis, width) for name, (_, heads, _, width) in named.items()}
-
     def encode(named: Cache) -> Cache:
         states = parts.encode(named)
         return {present_name(name): states[name] for name in cross}
@@ -206,14 +203,20 @@ def trace_encoder_decoder(
         logits, after = parts.decode(named[IDS], named[ENCODER_MASK], before)
         return {LOGITS: logits, **{present_name(name): tensor for name, tensor in after.items()}}
 
-    taken = {IDS: (batch, length), ENCODER_MASK: (batch, sequence), **shapes(past, PAST), **shapes(cross, sequence)}
-    given = {LOGITS: (batch, length, logits.shape[-1]), **shapes(past, f"{PAST} + {length}", present=True)}
+    before, across = _shapes(past, batch, PAST), _shapes(cross, batch, sequence)
+    taken = {IDS: (batch, length), ENCODER_MASK: (batch, sequence), **before, **across}
+    after = _shapes(past, batch, f"{PAST} + {length}")
+    given = {LOGITS: (batch, length, logits.shape[-1]), **{present_name(name): after[name] for name in after}}
     sample = {IDS: words if parts.in_parallel else words[:, :1], ENCODER_MASK: inputs[MASK], **past, **cross}
-    encoder = Signature(dict(encoder_shapes), shapes(cross, sequence, present=True))
+    encoder = Signature(dict(encoder_shapes), {present_name(name): across[name] for name in across})
     return (
         _trace(model, step, sample, Signature(taken, given), strategy, opset),
         _trace(model, encode, inputs, encoder, strategy, opset),
     )
+
+
+def _shapes(cache: Cache, batch: Dimension, axis: Dimension) -> dict[str, Shape]:
+    return {name: (batch, tensor.shape[1], axis, tensor.shape[3]) for name, tensor in cache.items()}
 
 
 def _trace(
@@ -400,7 +403,7 @@ class EncoderDecoderPipeline:
         cases = [replace(text, feeds={**text.feeds, PROMPT: np.array([[self.start_id]])}) for text in texts]
         return run_reference(run, cases, name="PyTorch", refusal=ExportError, sequences=frozenset())
 
-    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+    def verify(self, path: ModelPath, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
         """Make the files generate from the same texts, using their own choices and cache, and compare.
 
         Decoder prompts are passed as a whole and, if long, also in two pieces.
@@ -408,7 +411,8 @@ class EncoderDecoderPipeline:
         Raises:
             VerificationError: logits differ by more than `tolerance` at any step, as they do after a different token.
         """
-        first, step = (open_session(one, provider="cpu") for one in (encoder_path(path), path))
+        model = ModelFile.open(path)
+        first, step = (open_session(one, provider="cpu") for one in (encoder_path(model.path), model))
         cases = [
             replace(case, feeds={**case.feeds, GENERATED: outputs[LOGITS].argmax(-1)})
             for case, outputs in zip(reference.cases, reference.outputs, strict=True)

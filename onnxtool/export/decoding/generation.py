@@ -34,6 +34,7 @@ from onnxtool.export.modalities.finding import left_out_notes, text_of
 from onnxtool.export.modalities.modality import BATCH, DescribedInputs, Modality
 from onnxtool.export.signature import to_tensors
 from onnxtool.export.tracing import EXPORTERS, ExportStrategy
+from onnxtool.model_file import ModelPath
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, require_passed, run_reference, verify
 from onnxtool.runtime.difference import Tolerance, informative
 from onnxtool.runtime.quiet import quiet
@@ -96,7 +97,7 @@ class GenerationPipeline:
         ]
         return run_reference(run, cases, name="PyTorch", refusal=ExportError)
 
-    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+    def verify(self, path: ModelPath, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
         """Make the file at `path` generate from the same prompts, using its own choices and cache, and compare.
 
         Prompts with padding are passed once as a whole and once in two pieces, the second on the cache of the first, as

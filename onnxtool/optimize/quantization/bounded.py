@@ -1,24 +1,232 @@
-"""Quantize a model within a bound on its error: layers stay in higher precision until it holds."""
+"""Quantize a model within a bound on its error: the fewest layers stay in higher precision so that it holds.
+
+One session measures any choice of layers: the model contains each layer in float32 and in fewer bits, and an input that
+selects between them. Building and loading a model for each choice would take minutes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtool.errors import PassError
-from onnxtool.graph.shapes import find_shapes
+from onnxtool.graph.edit import replace
+from onnxtool.graph.shapes import fill_types, find_shapes
+from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization.activations import Feeds, Recording, open_written, record
-from onnxtool.optimize.quantization.cpu_arithmetic import by_arithmetic
-from onnxtool.optimize.quantization.error import measure_errors
-from onnxtool.optimize.quantization.fallback_layers import MARGIN, Level, find_fallback_layers, open_switchable
+from onnxtool.optimize.quantization.cpu_arithmetic import EXACT, by_arithmetic
+from onnxtool.optimize.quantization.error import measure_errors, output_errors, padding_mask
 from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
 from onnxtool.optimize.quantization.written import nothing_to_quantize
 from onnxtool.optimize.report import FallbackLayer, Quantization
+from onnxtool.progress import counted, tell
+from onnxtool.runtime.difference import Spread, spreads_of
+from onnxtool.runtime.session import Arrays, Session
+
+_SWITCHES = "onnxtool.switches"
+
+
+@dataclass(frozen=True)
+class Level:
+    """A precision of a layer.
+
+    Attributes:
+        precision: its name, such as `int8`.
+        write: writes a layer in this precision and returns its result.
+    """
+
+    precision: str
+    write: Callable[[LinearLayer, Writer], ir.Value]
+
+
+@dataclass(frozen=True)
+class SwitchableModel:
+    """A session on a model with switches, and its reference outputs.
+
+    Attributes:
+        num_weights: the number of weights of each layer, by name.
+        precisions: the names of the levels, the lowest first.
+        feeds: calibration inputs, arrays by input name.
+        expected: the outputs in float32, one per calibration input.
+        spreads: how those with few columns vary.
+    """
+
+    num_weights: Mapping[str, int]
+    precisions: tuple[str, ...]
+    feeds: Sequence[Feeds]
+    expected: Sequence[Arrays]
+    spreads: Mapping[str, Spread]
+    _session: Session
+
+    def error(self, levels: Mapping[str, int], place: int) -> float:
+        """Return the largest error (see `output_errors`) on the calibration inputs at `place`.
+
+        Args:
+            levels: for each layer that is not in float32, the index of its level in `precisions`.
+            place: index into `feeds`.
+        """
+        feeds = self.feeds[place]
+        switches = np.zeros((len(self.precisions), len(self.num_weights)), np.float32)
+        for column, name in enumerate(self.num_weights):
+            if name in levels:
+                switches[levels[name], column] = 1
+        found = self._session.run({**feeds, _SWITCHES: switches.reshape(-1)})
+        return float(output_errors(found, self.expected[place], padding_mask(feeds), self.spreads).max(initial=0.0))
+
+
+def open_switchable(
+    model: ir.Model,
+    levels: Sequence[Level],
+    folder: Path,
+    feeds: Sequence[Feeds],
+    expected: Sequence[Arrays],
+    arithmetic: str = EXACT,
+) -> SwitchableModel:
+    """Write `model` with switches to `folder` and open a session on it, which computes under an arithmetic."""
+    model = model.clone()
+    unfuse_linear_layers(model, frozenset(), find_shapes(model))
+    fill_types(model)
+    layers, _ = find_linear_layers(model)
+    sizes = {layer.name: layer.num_weights for layer in layers}
+    num_switches = len(levels) * len(sizes)
+    switches = ir.Value(name=_SWITCHES, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([num_switches]))
+    model.graph.inputs.append(switches)
+    places = {name: place for place, name in enumerate(sizes)}
+    for layer in layers:
+        _write_switches(layer, levels, switches, range(places[layer.name], num_switches, len(sizes)))
+    precisions = tuple(level.precision for level in levels)
+    computed = by_arithmetic(model)
+    session = open_written(computed.get(arithmetic, computed[EXACT]), folder)
+    spreads = spreads_of(expected, [padding_mask(given) for given in feeds])
+    return SwitchableModel(sizes, precisions, feeds, expected, spreads, session)
+
+
+def _write_switches(layer: LinearLayer, levels: Sequence[Level], switches: ir.Value, places: Sequence[int]) -> None:
+    """Replace the result p of a layer by `p + switch * (int8 p - p)`, with one such term per level."""
+    graph, last = layer.node.graph, layer.result.producer()
+    if graph is None or last is None:
+        raise ValueError(f"{layer.name} is in no graph")
+    # First every consumer reads the new node, then the new node reads the layer.
+    joint = ir.node("Identity", [None])
+    graph.insert_after(last, joint)
+    replace(layer.result, joint.outputs[0])
+    layer.result.name = layer.result.name or f"{layer.name}_float32"  # a graph output has passed on its name
+    writer = Writer(joint)
+    total = layer.result
+    for level, place in zip(levels, places, strict=True):
+        quantized = level.write(layer, writer)
+        switch = writer.node("Gather", [switches, writer.constant(np.array(place), f"onnxtool.place_{place}")])
+        difference = writer.node("Sub", [quantized, layer.result])
+        total = writer.node("Add", [total, writer.node("Mul", [switch, difference])], like=layer.result)
+    joint.replace_input_with(0, total)
+
+
+# The fraction of the error bound allowed on calibration inputs: other texts are worse, especially in 4 bits.
+MARGIN = 0.5
+_LOGGER = logging.getLogger(__name__)
+_MOST_FEEDS_TO_RANK_BY = 2
+_HIGHEST = "float32"
+
+
+def find_fallback_layers(model: SwitchableModel, max_error: float) -> tuple[FallbackLayer, ...]:
+    """Return the fewest layers of the ranking that must be at a higher level for the error to be below `max_error`.
+
+    Layers rise to the next level one after another; when all are there, the first of them rises again. The
+    next level may have the same precision at a lower cost than a higher precision.
+
+    Raises:
+        PassError: all of them would have to be in float32.
+    """
+    allowed = MARGIN * max_error
+    precisions = (*model.precisions, _HIGHEST)
+    names, last = tuple(model.num_weights), len(model.precisions) - 1
+    errors = [model.error(dict.fromkeys(names, 0), place) for place in range(len(model.feeds))]
+    if max(errors) <= allowed:
+        return ()
+    # Worst first, because they reveal an insufficient choice soonest.
+    worst_first = sorted(range(len(errors)), key=lambda place: -errors[place])
+
+    def holds(levels: Mapping[str, int]) -> bool:
+        return all(model.error(_quantized(levels, precisions), place) <= allowed for place in worst_first)
+
+    level = next((one for one in range(last) if holds(dict.fromkeys(names, one + 1))), last)
+    # Layers are ranked in the lowest precision, at its most exact level.
+    ranking_level = max(one for one in range(level + 1) if precisions[one] == precisions[0])
+    ranked = _ranked(model, ranking_level, worst_first[:_MOST_FEEDS_TO_RANK_BY])
+    if level == last:
+        _require_one(tuple(ranked), precisions, max_error, model)
+
+    def is_enough(steps: int) -> bool:
+        levels = _levels_after(steps, tuple(ranked), level)
+        above = sum(precisions[one] != precisions[0] for one in levels.values())
+        tell(f"trying {above} of {len(names)} layers in higher precision")
+        is_within = holds(levels)
+        _LOGGER.info(
+            "%d of %d layers in higher precision: the error is %s the bound",
+            above,
+            len(names),
+            "within" if is_within else "above",
+        )
+        return is_within
+
+    levels = _levels_after(_fewest(len(names) - (level == last), is_enough), tuple(ranked), level)
+    return tuple(FallbackLayer(name, ranked[name], precisions[one]) for name, one in levels.items() if one)
+
+
+def _ranked(model: SwitchableModel, level: int, places: Sequence[int]) -> dict[str, float]:
+    """Return all layers with the error of each alone at `level`, on the worst of the feeds at `places`.
+
+    They are sorted by error per weight, the largest first. Errors of layers add up almost independently, and the
+    time of a layer grows with its weights, so that this order reaches a bound at the lowest cost.
+    """
+    sizes = model.num_weights
+    errors = {}
+    for name in counted(list(sizes), "measuring layer"):
+        errors[name] = max(model.error({name: level}, place) for place in places)
+        _LOGGER.debug("layer %s alone in %s: error %.3g", name, level, errors[name])
+    return dict(sorted(errors.items(), key=lambda item: -item[1] / sizes[item[0]]))
+
+
+def _require_one(names: Sequence[str], precisions: Sequence[str], max_error: float, model: SwitchableModel) -> None:
+    """Check that the bound holds with one quantized layer, the last of `names`."""
+    levels = {names[-1]: len(precisions) - 2}
+    error = max(model.error(levels, place) for place in range(len(model.feeds)))
+    if error > MARGIN * max_error:
+        raise PassError(
+            f"{precisions[0]} cannot hold an error of {max_error:g}: with {len(names) - 1} of {len(names)} layers left "
+            f"in float32 it is {error:.2g}, and {MARGIN:g} of the bound is allowed on the texts of the calibration",
+            "pass a larger --max_error, or another --precision",
+        )
+
+
+def _fewest(most: int, is_enough: Callable[[int], bool]) -> int:
+    """Return the smallest sufficient number above 0 by bisection; `most` is known to suffice."""
+    too_few, enough = 0, most
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if is_enough(middle):
+            enough = middle
+        else:
+            too_few = middle
+    return enough
+
+
+def _levels_after(steps: int, names: Sequence[str], level: int) -> dict[str, int]:
+    """Return the level of each layer after the first `steps` of `names` rose from `level` by one."""
+    return {name: level + (number < steps) for number, name in enumerate(names)}
+
+
+def _quantized(levels: Mapping[str, int], precisions: Sequence[str]) -> dict[str, int]:
+    """Return the layers that are not in float32."""
+    return {name: level for name, level in levels.items() if precisions[level] != _HIGHEST}
 
 
 @dataclass(frozen=True)
@@ -53,6 +261,97 @@ class Quantized:
     errors: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class _Attempts:
+    """Attempts at quantizing a model, with the attributes of `quantize_within`."""
+
+    model: ir.Model
+    feeds: Sequence[Feeds]
+    layers: Sequence[LinearLayer]
+    recording: Recording
+    config: QuantizationConfig
+    folder: Path
+
+    def quantize(self, fallbacks: Sequence[FallbackLayer], embeddings: tuple[str, Pass] | None) -> Quantized:
+        """Quantize a copy of the model, with `embeddings` as well, and measure the errors of the written file."""
+        converted = self.model.clone()
+        passes = [self.config.layers(fallbacks), *(() if embeddings is None else embeddings[1:])]
+        outcomes = [step.apply(converted, Context()) for step in passes]
+        num_embeddings = sum(outcome.num_changes for outcome in outcomes[1:])
+        measured = {
+            name: measure_errors(open_written(one, self.folder), self.feeds, self.recording.outputs)
+            for name, one in by_arithmetic(converted).items()
+        }
+        errors = {name: float(found.max(initial=0.0)) for name, found in measured.items()}
+        worst = max(errors, key=lambda name: errors[name])
+        notes = "; ".join(outcome.note for outcome in outcomes if outcome.note)
+        return Quantized(
+            Outcome(converted, sum(outcome.num_changes for outcome in outcomes), notes),
+            Quantization(
+                precision=self.config.levels[0].precision,
+                num_layers=len({layer.name for layer in self.layers}),
+                kept=tuple(layer for layer in fallbacks if layer.precision != self.config.levels[0].precision),
+                num_embeddings=num_embeddings,
+                embedding_precision=embeddings[0] if embeddings and num_embeddings else "",
+                error=errors[worst],
+                mean_error=float(measured[worst].mean()),
+            ),
+            errors,
+        )
+
+    def search(self, arithmetic: str, bound: float) -> Quantized:
+        """Return the smallest result within the bound, of one for each precision of embeddings.
+
+        A table is often larger than all layers together, so that it comes before them.
+        """
+        found: list[Quantized] = []
+        for embeddings in (*self.config.embeddings, None):
+            base = self.model.clone()
+            if embeddings is None:
+                if found:
+                    break
+            elif not embeddings[1].apply(base, Context()).num_changes:
+                continue
+            switchable = open_switchable(
+                base, self.config.levels, self.folder, self.feeds, self.recording.outputs, arithmetic
+            )
+            try:
+                if embeddings and max(switchable.error({}, place) for place in range(len(self.feeds))) > MARGIN * bound:
+                    continue
+                fallbacks = find_fallback_layers(switchable, bound)
+            except PassError:
+                if embeddings is None:
+                    raise
+                continue
+            finally:
+                del switchable  # it contains every weight at every level
+            result = self.quantize(fallbacks, embeddings)
+            if embeddings is None or result.report.error <= bound:
+                found.append(result)
+            if not result.report.kept:
+                break
+        return min(found, key=_size_bytes)
+
+    def within(self, max_error: float | None) -> Quantized:
+        """Return the smallest result within `max_error`, or the best one."""
+        result = self.quantize((), self.config.embeddings[0])
+        if max_error is not None and result.report.error > MARGIN * max_error:
+            errors, has_tables = result.errors, bool(result.report.num_embeddings)
+            del result
+            # The arithmetic with the largest error over all layers decides the fallback layers; the others rarely
+            # matter.
+            for arithmetic in sorted(errors, key=lambda name: -errors[name]):
+                result = self.search(arithmetic, max_error)
+                if result.report.error <= max_error:
+                    break
+            if has_tables and not result.report.num_embeddings:
+                lowest = self.config.embeddings[-1][0]
+                note = f"embeddings stay in float32, because in {lowest} the error exceeds the bound"
+                report = dataclasses.replace(result.report, note=note)
+                result = dataclasses.replace(result, report=report)
+        return result
+
+
 def quantize_within(
     model: ir.Model,
     feeds: Sequence[Feeds],
@@ -85,84 +384,12 @@ def quantize_within(
         folder = Path(name)
         recording = record(model, feeds, folder)
         config = configure(layers, recording)
-        precision = config.levels[0].precision
-
-        def quantize(fallbacks: Sequence[FallbackLayer], embeddings: tuple[str, Pass] | None) -> Quantized:
-            """Quantize a copy of the model, with `embeddings` as well, and measure the errors of the written file."""
-            converted = model.clone()
-            passes = [config.layers(fallbacks), *(() if embeddings is None else embeddings[1:])]
-            outcomes = [step.apply(converted, Context()) for step in passes]
-            num_embeddings = sum(outcome.num_changes for outcome in outcomes[1:])
-            measured = {
-                name: measure_errors(open_written(one, folder), feeds, recording.outputs)
-                for name, one in by_arithmetic(converted).items()
-            }
-            errors = {name: float(found.max(initial=0.0)) for name, found in measured.items()}
-            worst = max(errors, key=lambda name: errors[name])
-            notes = "; ".join(outcome.note for outcome in outcomes if outcome.note)
-            return Quantized(
-                Outcome(converted, sum(outcome.num_changes for outcome in outcomes), notes),
-                Quantization(
-                    precision=precision,
-                    num_layers=len({layer.name for layer in layers}),
-                    kept=tuple(layer for layer in fallbacks if layer.precision != precision),
-                    num_embeddings=num_embeddings,
-                    embedding_precision=embeddings[0] if embeddings and num_embeddings else "",
-                    error=errors[worst],
-                    mean_error=float(measured[worst].mean()),
-                ),
-                errors,
-            )
-
-        def search(arithmetic: str, bound: float) -> Quantized:
-            """Return the smallest result within the bound, of one for each precision of embeddings.
-
-            A table is often larger than all layers together, so that it comes before them.
-            """
-            found: list[Quantized] = []
-            for embeddings in (*config.embeddings, None):
-                base = model.clone()
-                if embeddings is None:
-                    if found:
-                        break
-                elif not embeddings[1].apply(base, Context()).num_changes:
-                    continue
-                switchable = open_switchable(base, config.levels, folder, feeds, recording.outputs, arithmetic)
-                try:
-                    if embeddings and max(switchable.error({}, place) for place in range(len(feeds))) > MARGIN * bound:
-                        continue
-                    fallbacks = find_fallback_layers(switchable, bound)
-                except PassError:
-                    if embeddings is None:
-                        raise
-                    continue
-                finally:
-                    del switchable  # it contains every weight at every level
-                result = quantize(fallbacks, embeddings)
-                if embeddings is None or result.report.error <= bound:
-                    found.append(result)
-                if not result.report.kept:
-                    break
-            return min(found, key=_size_bytes)
-
-        result = quantize((), config.embeddings[0])
-        if max_error is not None and result.report.error > MARGIN * max_error:
-            errors, has_tables = result.errors, bool(result.report.num_embeddings)
-            del result
-            # The arithmetic with the largest error over all layers decides the fallback layers; the others rarely
-            # matter.
-            for arithmetic in sorted(errors, key=lambda name: -errors[name]):
-                result = search(arithmetic, max_error)
-                if result.report.error <= max_error:
-                    break
-            if has_tables and not result.report.num_embeddings:
-                note = f"embeddings stay in float32, because in {config.embeddings[-1][0]} the error exceeds the bound"
-                result = replace(result, report=replace(result.report, note=note))
+        result = _Attempts(model, feeds, layers, recording, config, folder).within(max_error)
     report = result.report
     if max_error is not None and report.error > max_error:
         raise PassError(
-            f"the error in {precision} is {report.error:.2g} with {len(report.kept)} layers in higher precision, and "
-            f"{max_error:g} is allowed",
+            f"the error in {report.precision} is {report.error:.2g} with {len(report.kept)} layers in higher "
+            f"precision, and {max_error:g} is allowed",
             "pass a larger --max_error",
         )
     return result

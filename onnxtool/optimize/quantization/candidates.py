@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxtool.checkpoint.limits import fixed_shape
 from onnxtool.errors import OnnxtoolError, PassError
 from onnxtool.model_file import ModelFile, Staging, save_model
-from onnxtool.model_file.metadata import MAX_LENGTH_KEY, stamp_step
+from onnxtool.model_file.metadata import MAX_LENGTH_KEY, step_entry
 from onnxtool.optimize.options import DYNAMIC, MIXED, STATIC
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.conversion import Conversion, Converted
@@ -189,11 +189,13 @@ def _make(one: _CandidateRun, model: ir.Model, folder: Path) -> None:
             return
         one.converted = one.conversion.convert(model.clone(), one.precision, one.activations or MIXED)
         one.path = save_model(one.converted.model, Staging(place, place / "model.onnx", place))
-        one.converted = replace(one.converted, quantization=count_written(one.converted.quantization, one.path))
-        one.size_bytes = ModelFile.open(one.path).size_bytes
-        stamp_step(one.path, "optimize", None, provider=one.target.place, precision=one.precision)
+        if (planned := one.converted.quantization) is not None:
+            one.converted = replace(one.converted, quantization=count_written(planned, one.path))
+        file = ModelFile.open(one.path)
+        one.size_bytes = file.size_bytes
+        file.stamp(step_entry("optimize", None, provider=one.target.place, precision=one.precision))
         if not one.target.row.is_reference:
-            one.reason = prove_elsewhere(ModelFile.open(one.path), one.target, is_trial=True).failure
+            one.reason = prove_elsewhere(file, one.target, is_trial=True).failure
     except OnnxtoolError as error:
         one.give_up(error)
     _LOGGER.info("%s: %s", one.label, one.reason or f"{one.size_bytes} bytes")

@@ -22,8 +22,7 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.activations import Activations, Feeds, Recording
 from onnxtool.optimize.quantization.arithmetic import Floats
 from onnxtool.optimize.quantization.blocks import BLOCK, Grids, pack_weight, pack_zeros
-from onnxtool.optimize.quantization.bounded import QuantizationConfig, Quantized, quantize_within
-from onnxtool.optimize.quantization.fallback_layers import Level
+from onnxtool.optimize.quantization.bounded import Level, QuantizationConfig, Quantized, quantize_within
 from onnxtool.optimize.quantization.int8 import int8_embeddings, rewrite_lookups
 from onnxtool.optimize.quantization.linear_layers import (
     LinearLayer,

@@ -44,9 +44,8 @@ from onnxtool.optimize.quantization.arithmetic import (
     RowGrid,
     quantize_weight,
 )
-from onnxtool.optimize.quantization.bounded import QuantizationConfig, Quantized, quantize_within
+from onnxtool.optimize.quantization.bounded import Level, QuantizationConfig, Quantized, quantize_within
 from onnxtool.optimize.quantization.cpu_arithmetic import extreme
-from onnxtool.optimize.quantization.fallback_layers import Level
 from onnxtool.optimize.quantization.linear_layers import (
     LinearLayer,
     find_linear_layers,

@@ -41,14 +41,12 @@ _SUFFIXES = ("_int8", "_int4_blocks", "_int8_blocks")
 _DEFAULT_BITS = 4  # of operators that store blocks
 
 
-def count_written(quantization: Quantization | None, path: Path) -> Quantization | None:
-    """Return `quantization` with the layers and embeddings of the file at `path`; None if it is None.
+def count_written(quantization: Quantization, path: Path) -> Quantization:
+    """Return `quantization` with the layers and embeddings of the file at `path`.
 
     Raises:
         PassError: none of them is in the precision of the conversion.
     """
-    if quantization is None:
-        return None
     model, wanted = load_model(path), quantization.precision
     layers = dict(pair for node in model.graph.all_nodes() for pair in _layers(node))
     embeddings = Counter(precision for node in model.graph.all_nodes() for precision in _tables(node))

@@ -25,16 +25,13 @@ from onnxtool.training.artifacts.verification import (
     ArtifactVerification,
     LossSetting,
     OptimizerSetting,
-    Updates,
+    WrittenModels,
+    compared,
     draw_labels,
-    relative_error,
-    run_model,
     torch_loss,
     without_dropout,
     worst_of,
 )
-from onnxtool.training.checkpoints.checkpoint import load_checkpoint
-from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name
 from onnxtool.training.graphs.parameters import FLOATS
 
 _Feeds = Mapping[str, NDArray[Any]]
@@ -77,47 +74,21 @@ def verify_file(
     except (InputError, SessionError):  # what is made up does not fit the file
         return None
     labels = draw_labels(logits, setting)
-    checkpoint = load_checkpoint(folder / f"{prefix}checkpoint")
-    trained = checkpoint.trainable
-    feeds = {**case.feeds, **trained, **checkpoint.frozen, LAZY_RESET: np.array([True])}
-    feeds |= {buffer_name(name): np.zeros_like(array) for name, array in trained.items()}
-    path = folder / f".{prefix}verification.onnx"
-    onnx.save(training, path)
-    models = [open_session(one, provider="cpu", frugal=True) for one in (path, folder / f"{prefix}eval_model.onnx")]
-    path.unlink()
-    updates = Updates(folder / f"{prefix}optimizer_model.onnx", optimizer, trained)
+    written = WrittenModels(folder, prefix, training, case.feeds, optimizer)
     results, expected = list[ArtifactVerification](), float(torch_loss(logits, labels, setting))
     most = max(_LEAST_DIRECTIONS, _SMALL_DIRECTIONS * _SMALL_BYTES // max(opened.size_bytes, _SMALL_BYTES))
     for _ in range(STEPS):
-        found, evaluated = (run_model(session, feeds, labels.numpy()) for session in models)
-        loss, eval_loss = (float(next(iter(outputs.values())).reshape(-1)[0]) for outputs in (found, evaluated))
-        expected = eval_loss if results else expected
-        gradients = {name: found[accumulated_name(name)] for name in trained}
-        inputs = {name: _widened(feeds.get(name, labels.numpy())) for name in models[0].input_names}
+        names = written.sessions[0].input_names
+        inputs = {name: _widened(written.feeds.get(name, labels.numpy())) for name in names}
+        losses, gradients = written.step(labels.numpy())
         try:
             wanted = exact(inputs)
         except Exception:  # noqa: BLE001 - neither onnxruntime nor onnx.reference has a class for it
             return None
         errors = _errors(exact, inputs, gradients, wanted, most)
-        worst = max(errors, key=lambda name: np.inf if np.isnan(errors[name]) else errors[name], default="")
-        parameters, update_error = updates.step(gradients)
-        feeds |= parameters
-        results.append(
-            ArtifactVerification(
-                reference=f"differences of {opened.path.name} in float64",
-                loss=loss,
-                reference_loss=wanted,
-                loss_error=relative_error(loss, wanted),
-                eval_loss_error=relative_error(eval_loss, expected),
-                gradient_error=errors.get(worst, 0.0),
-                worst_parameter=worst,
-                num_gradients=len(errors),
-                update_error=update_error,
-                tolerance=TOLERANCE,
-                own_loss=None,
-                own_loss_error=0.0,
-            )
-        )
+        _, update_error = written.update(gradients)
+        reference = f"differences of {opened.path.name} in float64"
+        results.append(compared(reference, losses, (wanted, losses[1] if results else expected), errors, update_error))
     return worst_of(results)
 
 

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnx import defs, numpy_helper
 
 from onnxtool.errors import ArtifactError, OutputExistsError, some
-from onnxtool.model_file import ModelFile, Staging, check_not_input, check_writable, save_beside, staged
+from onnxtool.model_file import ModelFile, ModelPath, Staging, check_not_input, check_writable, save_beside, staged
 from onnxtool.model_file.domains import default_opset, settle_domains
 from onnxtool.model_file.weights import relocate, sort_nodes
 from onnxtool.progress import tell
@@ -85,7 +85,7 @@ class ArtifactOptions:
     """The forward model, and the options for making its artifacts.
 
     Attributes:
-        model: the forward model, or the path of its file.
+        model: the forward model, or its file.
         requires_grad: parameters to train, by name or by pattern such as `*.bias`.
         frozen_params: names or patterns of parameters that become inputs without a gradient; others stay constants.
         loss: the loss to add to the model; None if the model's first output is the loss.
@@ -106,7 +106,7 @@ class ArtifactOptions:
         verify: compares the files in a folder with PyTorch before they are moved into place.
     """
 
-    model: onnx.ModelProto | Path
+    model: onnx.ModelProto | ModelPath
     requires_grad: Sequence[str] | None = None
     frozen_params: Sequence[str] | None = None
     loss: LossType | onnxblock.Block | None = None
@@ -202,97 +202,118 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     stopwatch.lap("read")
     tell("differentiating")
     block = _Training(loss, options)
-    names = options.loss_input_names or [output.name for output in model.graph.output]
     with onnxblock.base(model, path):
         block.select(selection)
-        block(*names)
-    takes_logits = isinstance(loss, onnxblock.loss.CrossEntropyLoss | onnxblock.loss.BCEWithLogitsLoss)
-    doubts = list(doubtful(block, left, names if takes_logits else ()))
-    if found is not None and lora is None:
-        doubts += found.doubts_on(selection)
-    if options.require_all:
-        known = {*selection.trained, *selection.frozen}
-        rest = [name for name in matchable_parameters(model, options.parameters) if name not in known]
-        doubts += [f"{some(rest)} neither trained nor frozen"] if rest else []
-    if options.require_all and doubts:
-        raise ArtifactError(f"not everything is trained as require_all asks: {doubts[0]}", _REQUIRE_ALL)
-    training, evaluation = block.to_model_proto()
-    trained, frozen = block.parameters()
-    models = {_MODELS[0]: training, _MODELS[1]: evaluation}
+        block(*_loss_inputs(options, model))
+    doubts = _doubts(block, model, options, left, None if lora is not None else found)
+    notes = [f"{head} and {table} are equal, and trained as one tensor" for head, table in tied.items()]
+    notes += [*([] if found is None else found.notes_on(selection)), *doubts]
+    models = dict(zip(_MODELS, block.to_model_proto(), strict=False))
     stopwatch.lap("differentiate")
     if optimizer is not None:
         with onnxblock.empty_base():
-            optimizer((trained, frozen))
+            optimizer(block.parameters())
         models[_MODELS[2]] = optimizer.to_model_proto()
     tell("writing")
-    folder = None if path is None else path.parent
-    checkpoint = checkpoint_of(trained, frozen, folder=folder)
+    checkpoint = checkpoint_of(*block.parameters(), folder=path and path.parent)
     checkpoint.aliases = dict(options.aliases)
     checkpoint.properties = {} if lora is None else lora.to_properties()
-    directory, prefix = options.artifact_directory, options.prefix
-    verification: ArtifactVerification | None = None
-    with staged(directory / f"{prefix}training_model.onnx", force=options.force, root=directory) as staging:
-        written = [_write_model(proto, staging, f"{prefix}{name}", folder) for name, proto in models.items()]
-        written.append(staging.folder / f"{prefix}checkpoint")
-        write_checkpoint(checkpoint, written[-1])
+    directory, verification = options.artifact_directory, None
+    with staged(_outputs(options)[0], force=options.force, root=directory) as staging:
+        written = _write(models, checkpoint, options, staging, path and path.parent)
         if options.verify is not None:
             stopwatch.lap("write")
             tell("verifying")
             verification = options.verify(staging.folder)
             stopwatch.lap("verify")
-        if options.nominal_checkpoint:
-            written.append(staging.folder / f"{prefix}nominal_checkpoint")
-            nominal = Checkpoint(
-                checkpoint.trainable, checkpoint.frozen, properties=checkpoint.properties, is_nominal=True
-            )
-            write_checkpoint(nominal, written[-1])
-        if _writes_ort(options):
-            written += [file for model_path in written[: len(models)] for file in _to_ort_format(model_path)]
-        report = describe(
-            block,
-            str(directory),
-            loss=_name_of(options.loss) or "the first output",
-            optimizer=_name_of(options.optimizer),
-            lora=lora,
-            verification=verification,
-            notes=[
-                *(f"{head} and {table} are equal, and trained as one tensor" for head, table in tied.items()),
-                *([] if found is None else found.notes_on(selection)),
-                *doubts,
-            ],
-        )
+        used = _name_of(options.loss) or "the first output", _name_of(options.optimizer)
+        report = describe(block, str(directory), used, lora, verification, notes)
         if options.target is not None:
-            if block.inputs_with_gradient:
-                raise ArtifactError(
-                    f"the program for {options.target} has no gradients of inputs, and "
-                    f"{', '.join(block.inputs_with_gradient)} is to have one",
-                    "train parameters only, or leave the target out",
-                )
-            if options.target in PHONES:
-                phone_models = [file for file in written if file.suffix == ".ort"]
-                report = replace(report, phone=describe_build(phone_models, staging.folder))
+            report = _for_target(options.target, report, block.inputs_with_gradient, written, staging.folder)
             written += write_target_files(options.target, report, checkpoint, staging.folder)
-        staging.obsolete.extend(directory / f"{prefix}{name}" for name in _NAMES)  # removes only files not written now
+        staging.obsolete.extend(
+            directory / f"{options.prefix}{name}" for name in _NAMES
+        )  # removes only files not written now
         files = tuple(ArtifactFile(str(directory / file.name), _size_of(file)) for file in written)
     stopwatch.lap("write")
     return replace(report, files=files, duration_ms=stopwatch.laps_ms)
+
+
+def _doubts(
+    block: _Training, model: onnx.ModelProto, options: ArtifactOptions, left: Sequence[str], found: Parameters | None
+) -> list[str]:
+    """List possible mistakes, such as single numbers that are `left` out.
+
+    Raises:
+        ArtifactError: there is one, or a parameter stays constant, and `require_all` is set.
+    """
+    takes_logits = isinstance(block.loss, onnxblock.loss.CrossEntropyLoss | onnxblock.loss.BCEWithLogitsLoss)
+    doubts = list(doubtful(block, left, _loss_inputs(options, model) if takes_logits else ()))
+    if found is not None:
+        doubts += found.doubts_on(block.selection)
+    if options.require_all:
+        known = {*block.selection.trained, *block.selection.frozen}
+        rest = [name for name in matchable_parameters(model, options.parameters) if name not in known]
+        doubts += [f"{some(rest)} neither trained nor frozen"] if rest else []
+        if doubts:
+            raise ArtifactError(f"not everything is trained as require_all asks: {doubts[0]}", _REQUIRE_ALL)
+    return doubts
+
+
+def _write(
+    models: Mapping[str, onnx.ModelProto],
+    checkpoint: Checkpoint,
+    options: ArtifactOptions,
+    staging: Staging,
+    folder: Path | None,
+) -> list[Path]:
+    """Write the models, whose constants are relative to `folder`, then the checkpoint; return the files in order."""
+    prefix = options.prefix
+    written = [_write_model(proto, staging, f"{prefix}{name}", folder) for name, proto in models.items()]
+    written.append(staging.folder / f"{prefix}checkpoint")
+    write_checkpoint(checkpoint, written[-1])
+    if options.nominal_checkpoint:
+        written.append(staging.folder / f"{prefix}nominal_checkpoint")
+        nominal = Checkpoint(checkpoint.trainable, checkpoint.frozen, properties=checkpoint.properties, is_nominal=True)
+        write_checkpoint(nominal, written[-1])
+    if _writes_ort(options):
+        written += [file for path in written[: len(models)] for file in _to_ort_format(path)]
+    return written
+
+
+def _for_target(
+    target: TrainingTarget, report: ArtifactReport, inputs: Sequence[str], written: Sequence[Path], folder: Path
+) -> ArtifactReport:
+    """Add to the report what a target needs to build its onnxruntime.
+
+    Raises:
+        ArtifactError: `inputs` have gradients, which its program does not have.
+    """
+    if inputs:
+        raise ArtifactError(
+            f"the program for {target} has no gradients of inputs, and {', '.join(inputs)} is to have one",
+            "train parameters only, or leave the target out",
+        )
+    if target not in PHONES:
+        return report
+    return replace(report, phone=describe_build([file for file in written if file.suffix == ".ort"], folder))
 
 
 class _Training(onnxblock.TrainingBlock):
     """The loss and additional outputs from the options."""
 
     def __init__(self, loss: onnxblock.Block, options: ArtifactOptions) -> None:
-        self._loss = loss
+        self.loss = loss
         self._additional = options.additional_output_names or ()
         self.recompute = options.recompute
 
     def build(self, *names: str) -> tuple[str, ...]:
         """Add the loss on top of these values and name it `loss`, so that programs can find it."""
-        loss, *others = output_names(self._loss(*names))
+        loss, *others = output_names(self.loss(*names))
         return (self.accessor.rename(loss, "loss"), *others, *self._additional)
 
 
-def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
+def _load(model: onnx.ModelProto | ModelPath) -> tuple[onnx.ModelProto, Path | None]:
     """Return the model without external data, and a path in the folder that its external data is relative to."""
     if isinstance(model, onnx.ModelProto):
         # ByteSize fails on models larger than 2 GB.
@@ -413,13 +434,23 @@ def _loss_block(options: ArtifactOptions, model: onnx.ModelProto) -> onnxblock.B
         loss = LOSSES[loss]()
     elif not isinstance(loss, onnxblock.Block):
         raise ArtifactError(f"{loss!r} is not a loss", "pass a LossType, or an instance of a class derived from Block")
-    names = options.loss_input_names or [output.name for output in model.graph.output]
+    names = _loss_inputs(options, model)
     if isinstance(loss, tuple(LOSSES.values())) and len(names) != 1:
         raise ArtifactError(
             f"{type(loss).__name__} takes one value, and there are {', '.join(names) or 'none'}",
             "select one with loss_input_names (--loss_input), or write your own loss for all",
         )
     return loss
+
+
+def _name_of(thing: Enum | onnxblock.Block | None) -> str:
+    if thing is None:
+        return ""
+    return thing.name if isinstance(thing, Enum) else type(thing).__name__
+
+
+def _loss_inputs(options: ArtifactOptions, model: onnx.ModelProto) -> Sequence[str]:
+    return options.loss_input_names or [output.name for output in model.graph.output]
 
 
 def _optimizer_block(options: ArtifactOptions) -> onnxblock.ForwardBlock | None:
@@ -431,12 +462,6 @@ def _optimizer_block(options: ArtifactOptions) -> onnxblock.ForwardBlock | None:
     return OPTIMIZERS[optimizer]()
 
 
-def _name_of(thing: Enum | onnxblock.Block | None) -> str:
-    if thing is None:
-        return ""
-    return thing.name if isinstance(thing, Enum) else type(thing).__name__
-
-
 def plan_artifacts(options: ArtifactOptions) -> WritePlan:
     """Describe what `make_artifacts` would write; for a model file, parameter names and the loss are checked.
 
@@ -444,14 +469,18 @@ def plan_artifacts(options: ArtifactOptions) -> WritePlan:
         OnnxtoolError: as `make_artifacts`, before it differentiates.
     """
     _check_output(options)
-    names = _MODELS[: 2 if options.optimizer is None else None]
-    files = [f"{options.prefix}{name}.onnx" for name in names] + [f"{options.prefix}checkpoint"]
-    if options.nominal_checkpoint:
-        files.append(f"{options.prefix}nominal_checkpoint")
-    if _writes_ort(options):
-        files += [f"{options.prefix}{name}.ort" for name in names]
-    files += target_files(options.target)
-    return WritePlan("artifacts", planned_files(options.artifact_directory / name for name in files))
+    return WritePlan("artifacts", planned_files(_outputs(options)))
+
+
+def _outputs(options: ArtifactOptions) -> list[Path]:
+    """Return the paths of the files to write."""
+    models = _MODELS[: 2 if options.optimizer is None else None]
+    names = [*(f"{name}.onnx" for name in models), "checkpoint"]
+    names += ["nominal_checkpoint"] if options.nominal_checkpoint else []
+    names += [f"{name}.ort" for name in models] if _writes_ort(options) else []
+    names = [f"{options.prefix}{name}" for name in names]
+    names += target_files(options.target) if options.target is not None else []
+    return [options.artifact_directory / name for name in names]
 
 
 def check_prefix(prefix: str) -> None:
@@ -476,11 +505,10 @@ def _check_output(options: ArtifactOptions) -> None:
             "leave --prefix out, and give each model its own --output",
         )
     check_writable(options.artifact_directory / f"{prefix}{_MODELS[0]}.onnx", force=True)
-    models = _MODELS[: 2 if options.optimizer is None else None]
-    names = [f"{prefix}{name}.onnx" for name in models] + [f"{prefix}checkpoint", *target_files(options.target)]
-    for name in names:
-        check_not_input(options.artifact_directory / name)
-    existing = [path for name in names if (path := options.artifact_directory / name).exists()]
+    outputs = _outputs(options)
+    for output in outputs:
+        check_not_input(output)
+    existing = [output for output in outputs if output.exists()]
     if existing and not options.force:
         raise OutputExistsError(f"{existing[0]} already exists", "pass --force to replace it, or another --output")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from onnxtool.checkpoint.folder import path_parts
 from onnxtool.errors import ArtifactError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.model_file import ModelFile, scratch_folder
+from onnxtool.model_file import ModelFile, ModelPath, scratch_folder
 from onnxtool.reports import WritePlan
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.training import onnxblock
@@ -43,7 +43,7 @@ def prepare_training(options: PreparationOptions) -> ArtifactReport:
         raise ArtifactError("one model is expected", "pass --model_path or --model_name")
     check_prefix(options.prefix)
     if options.forward is None:
-        return make_artifacts(_file_options(options))
+        return make_artifacts(_file_options(options, ModelFile.open(options.model_path or Path())))
     with scratch_folder(_folder(options) / f"{options.prefix}training_model.onnx") as folder:
         forward = export_forward(options.forward, folder)
         return make_checkpoint_artifacts(options, forward)
@@ -56,16 +56,16 @@ def plan_training(options: PreparationOptions) -> WritePlan:
         OnnxtoolError: as `prepare_training`, as far as it can be known without the weights.
     """
     forward = options.forward
+    file: ModelPath = Path()
     if forward is None:
-        check_harmless(ModelFile.open(options.model_path or Path()))
+        file = ModelFile.open(options.model_path or Path())
+        check_harmless(file)
     else:
-        source = source_of(forward)
-        _ = Checkpoint.open(source, task=forward.task).weight_files
-    return plan_artifacts(_file_options(options))
+        _ = Checkpoint.open(source_of(forward), task=forward.task).weight_files
+    return plan_artifacts(_file_options(options, file))
 
 
-def _file_options(options: PreparationOptions) -> ArtifactOptions:
-    file = options.model_path or Path()
+def _file_options(options: PreparationOptions, file: ModelPath) -> ArtifactOptions:
     setting = LossSetting(options.loss, "", options.class_axis or 1, options.ignore_index, bool(options.shift_labels))
     made = _artifact_options(options, setting, file, options.loss_inputs)
 
@@ -127,7 +127,7 @@ def _notes(report: ArtifactReport, setting: LossSetting) -> Iterator[str]:
 
 
 def _artifact_options(
-    options: PreparationOptions, setting: LossSetting, model: Path, loss_inputs: Sequence[str]
+    options: PreparationOptions, setting: LossSetting, model: ModelPath, loss_inputs: Sequence[str]
 ) -> ArtifactOptions:
     """Return the options that apply to both files and checkpoints."""
     return ArtifactOptions(

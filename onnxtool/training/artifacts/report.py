@@ -88,14 +88,12 @@ class ArtifactReport:
 def describe(
     block: TrainingBlock,
     directory: str,
-    *,
-    loss: str,
-    optimizer: str,
+    used: tuple[str, str],
     lora: Lora | None,
     verification: ArtifactVerification | None,
     notes: Sequence[str],
 ) -> ArtifactReport:
-    """Return the report for a training block, without files and times."""
+    """Return the report for a training block with the loss and the optimizer `used`, without files and times."""
     training = block.to_model_proto()[0]
     trained, frozen = block.parameters()
     parameters = {tensor.name for tensor in (*trained, *frozen)}
@@ -105,8 +103,8 @@ def describe(
     return ArtifactReport(
         directory=directory,
         files=(),
-        loss=loss,
-        optimizer=optimizer,
+        loss=used[0],
+        optimizer=used[1],
         trained=tuple(tensor.name for tensor in trained),
         frozen=tuple(tensor.name for tensor in frozen),
         num_trained=sum(prod(tensor.dims) for tensor in trained),

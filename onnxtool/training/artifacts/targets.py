@@ -28,10 +28,8 @@ _DTYPES = frozenset(
 )
 
 
-def target_files(target: TrainingTarget | None) -> tuple[str, ...]:
-    """Return the file names for a target; none for None."""
-    if target is None:
-        return ()
+def target_files(target: TrainingTarget) -> tuple[str, ...]:
+    """Return the file names for a target."""
     return (DESCRIPTION, OPERATORS) if target in PHONES else (DESCRIPTION,)
 
 

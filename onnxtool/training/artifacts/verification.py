@@ -308,38 +308,77 @@ def verify_artifacts(
     training = without_dropout(folder / f"{prefix}training_model.onnx")
     if training is None:
         return None
-    checkpoint = load_checkpoint(folder / f"{prefix}checkpoint")
-    inputs = description(INPUTS_WITH_GRADIENT, {entry.key: entry.value for entry in training.metadata_props})
-    values = {**checkpoint.trainable, **checkpoint.frozen}
-    lora = Lora.of(checkpoint)
-    if lora is not None:  # B starts at zero, and therefore so does the gradient of A
-        draw = np.random.default_rng(0)
-        values |= {one.up: draw.uniform(-0.1, 0.1, values[one.up].shape).astype(np.float32) for one in lora.adapters}
-    feeds = {**model.inputs(), **values}
-    with_gradient = (*checkpoint.trainable, *inputs)
-    feeds |= {buffer_name(name): np.zeros_like(feeds[name]) for name in with_gradient}
-    feeds[LAZY_RESET] = np.array([True])
-    path = folder / f".{prefix}verification.onnx"
-    onnx.save(training, path)
-    models = [open_session(one, provider="cpu", frugal=True) for one in (path, folder / f"{prefix}eval_model.onnx")]
-    path.unlink()
-    updates = Updates(folder / f"{prefix}optimizer_model.onnx", optimizer, {n: values[n] for n in checkpoint.trainable})
-    results = list[ArtifactVerification]()
-    with adapted(model, lora, values) as adapters:
+    written = WrittenModels(folder, prefix, training, model.inputs(), optimizer)
+    trained, results = written.checkpoint.trainable, list[ArtifactVerification]()
+    with adapted(model, written.lora, written.feeds) as adapters:
         for _ in range(STEPS):
-            step = model.step(setting, checkpoint.trainable, inputs, adapters)
-            found, evaluated = (run_model(session, feeds, step.labels) for session in models)
-            loss, eval_loss = (float(next(iter(outputs.values())).reshape(-1)[0]) for outputs in (found, evaluated))
-            gradients = {name: found[accumulated_name(name)] for name in with_gradient}
-            feeds |= {name: found[updated_name(name)] for name in checkpoint.frozen if updated_name(name) in found}
-            parameters, error = updates.step({name: gradients[name] for name in checkpoint.trainable})
-            feeds |= parameters
+            step = model.step(setting, trained, written.inputs, adapters)
+            losses, gradients = written.step(step.labels)
+            parameters, error = written.update(gradients)
             model.load(parameters, adapters)
             results.append(
-                _compare(f"{type(model.model).__name__} in PyTorch", (loss, eval_loss), gradients, step, error)
+                compared(
+                    f"{type(model.model).__name__} in PyTorch",
+                    losses,
+                    (step.loss, step.eval_loss),
+                    _gradient_errors(gradients, step.gradients),
+                    error,
+                    step.own_loss,
+                )
             )
-        model.load(checkpoint.trainable, adapters)
+        model.load(trained, adapters)
     return worst_of(results)
+
+
+class WrittenModels:
+    """The models in a folder, run step by step, each from the parameters that the last one made.
+
+    Attributes:
+        checkpoint: the parameters at the start.
+        lora: the adapters; None if there are none.
+        inputs: the inputs of the model that have a gradient.
+        feeds: what the next step reads, apart from the labels.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        prefix: str,
+        training: onnx.ModelProto,
+        sample: Mapping[str, NDArray[Any]],
+        optimizer: OptimizerSetting | None,
+    ) -> None:
+        self.checkpoint = load_checkpoint(folder / f"{prefix}checkpoint")
+        self.lora = Lora.of(self.checkpoint)
+        self.inputs = description(INPUTS_WITH_GRADIENT, {entry.key: entry.value for entry in training.metadata_props})
+        trained = self.checkpoint.trainable
+        self.feeds = {**sample, **trained, **self.checkpoint.frozen, LAZY_RESET: np.array([True])}
+        if self.lora is not None:  # B starts at zero, and therefore so does the gradient of A
+            draw = np.random.default_rng(0)
+            for name in (one.up for one in self.lora.adapters):
+                self.feeds[name] = draw.uniform(-0.1, 0.1, self.feeds[name].shape).astype(np.float32)
+        self.feeds |= {buffer_name(name): np.zeros_like(self.feeds[name]) for name in (*trained, *self.inputs)}
+        path = folder / f".{prefix}verification.onnx"
+        onnx.save(training, path)
+        files = (path, folder / f"{prefix}eval_model.onnx")
+        self.sessions = [open_session(one, provider="cpu", frugal=True) for one in files]
+        path.unlink()
+        start = {name: self.feeds[name] for name in trained}
+        self._updates = Updates(folder / f"{prefix}optimizer_model.onnx", optimizer, start)
+
+    def step(self, labels: NDArray[Any]) -> tuple[tuple[float, float], dict[str, NDArray[Any]]]:
+        """Return the losses of the training and the eval model, and the gradient of each parameter or input."""
+        trained, frozen = self.checkpoint.trainable, self.checkpoint.frozen
+        found, evaluated = (run_model(session, self.feeds, labels) for session in self.sessions)
+        loss, eval_loss = (float(next(iter(outputs.values())).reshape(-1)[0]) for outputs in (found, evaluated))
+        self.feeds |= {name: found[updated_name(name)] for name in frozen if updated_name(name) in found}
+        return (loss, eval_loss), {name: found[accumulated_name(name)] for name in (*trained, *self.inputs)}
+
+    def update(self, gradients: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], float]:
+        """Return the parameters after a step of the optimizer, and its error; see `Updates`."""
+        parameters, error = self._updates.step({name: gradients[name] for name in self.checkpoint.trainable})
+        self.feeds |= parameters
+        return parameters, error
 
 
 class Updates:
@@ -440,30 +479,39 @@ def _largest(errors: NDArray[Any], expected: NDArray[Any], least: float) -> floa
     return float((errors / scales).max(initial=0.0))
 
 
-def _compare(
-    reference: str, losses: tuple[float, float], gradients: Mapping[str, NDArray[Any]], step: TorchStep, update: float
-) -> ArtifactVerification:
-    expected = {name: step.gradients.get(name, np.zeros_like(array)) for name, array in gradients.items()}
+def _gradient_errors(
+    gradients: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[np.float32]]
+) -> dict[str, float]:
+    expected = {name: wanted.get(name, np.zeros_like(array)) for name, array in gradients.items()}
     largest = max((float(np.abs(array).max(initial=0.0)) for array in expected.values()), default=0.0)
     least = max(SMALL * largest, float(np.finfo(np.float32).tiny))
-    errors = {
-        name: _largest(np.abs(array - expected[name]), expected[name], least) for name, array in gradients.items()
-    }
+    return {name: _largest(np.abs(array - expected[name]), expected[name], least) for name, array in gradients.items()}
+
+
+def compared(
+    reference: str,
+    losses: tuple[float, float],
+    expected: tuple[float, float],
+    errors: Mapping[str, float],
+    update_error: float,
+    own_loss: float | None = None,
+) -> ArtifactVerification:
+    """Describe a step: the losses of training and eval model with the expected ones, and the error of each gradient."""
     # NaN counts as the worst.
     worst = max(errors, key=lambda name: np.inf if np.isnan(errors[name]) else errors[name], default="")
     return ArtifactVerification(
         reference=reference,
         loss=losses[0],
-        reference_loss=step.loss,
-        loss_error=relative_error(losses[0], step.loss),
-        eval_loss_error=relative_error(losses[1], step.eval_loss),
+        reference_loss=expected[0],
+        loss_error=_relative_error(losses[0], expected[0]),
+        eval_loss_error=_relative_error(losses[1], expected[1]),
         gradient_error=errors.get(worst, 0.0),
         worst_parameter=worst,
         num_gradients=len(errors),
-        update_error=update,
+        update_error=update_error,
         tolerance=TOLERANCE,
-        own_loss=step.own_loss,
-        own_loss_error=0.0 if step.own_loss is None else relative_error(losses[1], step.own_loss),
+        own_loss=own_loss,
+        own_loss_error=0.0 if own_loss is None else _relative_error(losses[1], own_loss),
     )
 
 
@@ -491,8 +539,7 @@ def worst_of(results: Sequence[ArtifactVerification]) -> ArtifactVerification:
     return result
 
 
-def relative_error(found: float, expected: float) -> float:
-    """Return an error relative to the expected number."""
+def _relative_error(found: float, expected: float) -> float:
     return abs(found - expected) / max(abs(expected), 1e-6)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -38,40 +38,30 @@ class RowReport:
 
     kind: str
     place: str
-    num_batches: int
-    num_pruned_batches: int
-    num_rows: int
-    num_kept_rows: int
-    reasons: tuple[tuple[str, int], ...]
+    num_batches: int = 0
+    num_pruned_batches: int = 0
+    num_rows: int = 0
+    num_kept_rows: int = 0
+    reasons: tuple[tuple[str, int], ...] = ()
+
+    def with_batch(self, num_rows: int, num_kept: int, reason: str) -> RowReport:
+        """Count another batch; with a reason if all rows were computed."""
+        reasons = Counter(dict(self.reasons))
+        reasons.update([reason] if reason else [])
+        return replace(
+            self,
+            num_batches=self.num_batches + 1,
+            num_pruned_batches=self.num_pruned_batches + (not reason),
+            num_rows=self.num_rows + num_rows,
+            num_kept_rows=self.num_kept_rows + num_kept,
+            reasons=tuple(reasons.most_common()),
+        )
 
     def __str__(self) -> str:
         batches = f"{self.num_pruned_batches} of {self.num_batches} batches"
         rows = f"{self.num_kept_rows} of {self.num_rows} rows {self.place}"
         reasons = [f"  {count} x all rows: {reason}" for reason, count in self.reasons]
         return "\n".join([f"{self.kind}: {batches}, {rows}", *reasons])
-
-
-class RowCounts:
-    """Counts what a `RowReport` says."""
-
-    def __init__(self, kind: str, place: str) -> None:
-        self._titles = kind, place
-        self._num_batches, self._num_rows, self._num_kept_rows = 0, 0, 0
-        self._reasons: Counter[str] = Counter()
-
-    def add(self, num_rows: int, num_kept: int, reason: str) -> None:
-        """Count a batch; with a reason if all rows were computed."""
-        self._num_batches += 1
-        self._num_rows += num_rows
-        self._num_kept_rows += num_kept
-        if reason:
-            self._reasons[reason] += 1
-
-    def report(self) -> RowReport:
-        """Return the statistics so far."""
-        num_pruned = self._num_batches - self._reasons.total()
-        reasons = tuple(self._reasons.most_common())
-        return RowReport(*self._titles, self._num_batches, num_pruned, self._num_rows, self._num_kept_rows, reasons)
 
 
 class RefusalError(Exception):

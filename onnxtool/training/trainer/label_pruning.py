@@ -26,7 +26,6 @@ from onnxtool.training.trainer.fewer_rows import (
     OUTPUTS,
     TOLERANCE,
     RefusalError,
-    RowCounts,
     RowReport,
     kind_of,
     state_restored,
@@ -158,6 +157,10 @@ class LabelSparsity:
     Rows are pruned if the inputs have integer `labels` for each position, the model's output head is known, and a
     check on the first batch shows that loss and gradients stay the same. Otherwise all rows go through the head, and
     the report says why.
+
+    Attributes:
+        selection: passes the rows of a batch on.
+        report: the statistics so far.
     """
 
     def __init__(self, model: torch.nn.Module, *, allowed: bool = True) -> None:
@@ -169,11 +172,7 @@ class LabelSparsity:
         self._candidates = [Plan(shifts, module) for module in modules for shifts in (likely, not likely)]
         self.selection = RowSelection(modules)
         self._plans: dict[tuple[object, ...], Plan | str] = {}
-        self._counts = RowCounts("label sparsity", "through the output head")
-
-    def report(self) -> RowReport:
-        """Return the statistics so far."""
-        return self._counts.report()
+        self.report = RowReport("label sparsity", "through the output head")
 
     def prune(
         self, compute_loss: ComputeLoss, inputs: Batch, return_outputs: bool, num_items: torch.Tensor | None
@@ -188,10 +187,10 @@ class LabelSparsity:
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
         num_rows = labels.numel() if isinstance(labels, torch.Tensor) else 0
         if isinstance(plan, str):
-            self._counts.add(num_rows, num_rows, plan)
+            self.report = self.report.with_batch(num_rows, num_rows, plan)
             return inputs, None
         selected, rows = labeled_rows(self._model, inputs, plan.shifts)
-        self._counts.add(num_rows, rows.numel(), "")
+        self.report = self.report.with_batch(num_rows, rows.numel(), "")
         maybe_mark_dynamic(rows, 0)
         maybe_mark_dynamic(selected["labels"], 1)
         self.selection.module = plan.module

@@ -224,12 +224,12 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
     @property
     def label_sparsity(self) -> RowReport:
         """The number of rows that went through the output head so far, and why batches were not pruned."""
-        return self._sparsity.report()
+        return self._sparsity.report
 
     @property
     def unpadding(self) -> RowReport:
         """The number of rows that the layers computed so far, and why batches kept their padding."""
-        return self._unpadding.report()
+        return self._unpadding.report
 
     def explain(self) -> Explanation:
         """Describe all graphs so far: what runs in onnxruntime and what stays in PyTorch."""

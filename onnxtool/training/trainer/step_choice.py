@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from onnxtool.torch_backend.report import StepTimes
 
@@ -68,7 +68,7 @@ class StepChoice:
             self.is_on = False  # timings are not reproducible, and ranks could disagree
         if not self.is_on or self.times is not None or not torch.is_grad_enabled():
             return None
-        size = sum(tensor.numel() for tensor in _tensors(inputs))
+        size = sum(leaf.numel() for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
         return _Step(self.in_onnxruntime, num_graphs, size, -time.perf_counter())
 
     def forward_ended(self, step: _Step, loss: torch.Tensor, count_graphs: Any) -> None:
@@ -106,12 +106,3 @@ class StepChoice:
         ours_ms = _MILLISECONDS * statistics.median(seconds for _, seconds in self._samples[True])
         self.times = StepTimes(ours <= theirs, ours_ms, ours_ms * theirs / ours, _SAMPLES)
         _LOGGER.log(logging.INFO if self.times.in_onnxruntime else logging.WARNING, "%s", self.times)
-
-
-def _tensors(inputs: Any) -> Iterable[torch.Tensor]:
-    """Yield the tensors in mappings and sequences of inputs."""
-    if isinstance(inputs, torch.Tensor):
-        yield inputs
-    elif isinstance(inputs, dict | list | tuple):
-        for value in inputs.values() if isinstance(inputs, dict) else inputs:
-            yield from _tensors(value)

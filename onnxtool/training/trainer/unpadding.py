@@ -21,7 +21,6 @@ from onnxtool.training.trainer.fewer_rows import (
     OUTPUTS,
     TOLERANCE,
     RefusalError,
-    RowCounts,
     RowReport,
     kind_of,
     state_restored,
@@ -138,6 +137,10 @@ class Unpadding:
     They are if the inputs have an `attention_mask` with enough padding, the model is known, and a check on the first
     such batch shows that loss and gradients stay the same (`UnpaddingCheck`). Otherwise all rows are computed, and the
     report says why.
+
+    Attributes:
+        regions: the parts of the model that compute fewer rows.
+        report: the statistics so far.
     """
 
     def __init__(self, model: torch.nn.Module, *, allowed: bool = True) -> None:
@@ -145,7 +148,7 @@ class Unpadding:
         self.regions = Region.all_of(model) if allowed else []
         self._reason = NOT_ALLOWED if not allowed else "" if self.regions else NO_LAYERS
         self._plans: dict[tuple[object, ...], dict[str, tuple[bool, str]]] = {}
-        self._counts = RowCounts("unpadding", "in the layers")
+        self.report = RowReport("unpadding", "in the layers")
         self._batch = 0, 0, ""
 
     def count_batch(self) -> None:
@@ -153,11 +156,7 @@ class Unpadding:
         num_rows, num_tokens, reason = self._batch
         if not reason and not all(region.was_used for region in self.regions):
             reason = NOT_FOUND
-        self._counts.add(num_rows, num_rows if reason else num_tokens, reason)
-
-    def report(self) -> RowReport:
-        """Return the statistics so far."""
-        return self._counts.report()
+        self.report = self.report.with_batch(num_rows, num_rows if reason else num_tokens, reason)
 
     def layouts(
         self,

@@ -11,7 +11,7 @@ import pytest
 from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.passes.convert_opset import convert_opset
 from onnxtool.optimize.pipeline import Context, run_passes
-from onnxtool.optimize.presets import passes_for
+from onnxtool.optimize.presets import PRESETS
 from tests.optimize.passes.builders import (
     Row,
     apply,
@@ -107,7 +107,7 @@ def test_a_normalization_of_an_older_opset_is_fused() -> None:
     )
     weights = {"gamma": normal(512), "beta": normal(512, seed=1), "epsilon": np.array(1e-5, np.float32)}
     model = build(f"g (float[B, 512] x) => (float[B, 512] y) {{ {body} }}", weights, 11)
-    fused, _ = run_passes(model, passes_for("cpu", "fp32"), Context())
+    fused, _ = run_passes(model, PRESETS["cpu"], Context())
     assert operators(fused) == ["LayerNormalization"]
     assert fused.graph.initializers["gamma"].const_value is not None
 

@@ -12,8 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-import onnxtool.optimize.onnxoptimizer_region as region
-import onnxtool.optimize.run
+import onnxtool.optimize.passes.onnxoptimizer_passes as passes
 from onnxtool.graph.edit import tensor_of
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize import OptimizeOptions, optimize_model
@@ -241,7 +240,7 @@ def test_a_normalization_of_extreme_scales_is_folded_exactly(dtype: str, decades
 
 def test_an_encoder_starts_no_child(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that onnxoptimizer rewrites is in it."""
-    monkeypatch.setattr(region, "run_pass", lambda name, _model: pytest.fail(name))
+    monkeypatch.setattr(passes, "run_pass", lambda name, _model: pytest.fail(name))
     model = load_model(workshop.exported("tiny-encoder", exporter="torchscript"))
     run_passes(model, PRESETS["cpu"], Context("bert"), most_rounds=1)
 
@@ -301,7 +300,7 @@ def wrong_graph(name: str) -> onnx.ModelProto:
 def test_a_pass_that_is_wrong_is_left_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By name, and the file is written without it."""
     onnx.save(wrong_graph(name), tmp_path / "m.onnx")
-    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda *_: (*ALLOWED, onnxoptimizer_pass(name)))
+    monkeypatch.setitem(PRESETS, "cpu", (*ALLOWED, onnxoptimizer_pass(name)))
     report = optimize_model(OptimizeOptions(tmp_path / "m.onnx", timing=False))
     (found,) = [result for result in report.passes if result.left_out]
     assert (found.name, found.num_changes) == (name, 0)
@@ -319,7 +318,7 @@ def test_passes_that_die_never_take_the_file_down(tmp_path: Path, monkeypatch: p
         calls.append(name)
         raise DeadPassError("takes more than 10 s")
 
-    monkeypatch.setattr(region, "run_pass", die)
+    monkeypatch.setattr(passes, "run_pass", die)
     body = (
         f"i = Identity(x) p = Pad(i, pads) a = Conv(p, w) b = Add(a, channels) h = Conv(b, w8) n = {NORMALIZE} "
         "m = ReduceMean<axes = [2, 3], keepdims = 0>(n) u = Unsqueeze(m, axes) y = Relu(u)"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from onnxtool.errors import PassError
-from onnxtool.optimize.quantization.fallback_layers import MARGIN, find_fallback_layers
+from onnxtool.optimize.quantization.bounded import MARGIN, find_fallback_layers
 
 # What each layer adds to the error at each level; float32 adds nothing.
 ERRORS = {"a": (0.08, 0.008), "b": (0.02, 0.002), "c": (0.4, 0.04), "d": (0.01, 0.001)}

@@ -61,7 +61,7 @@ def test_fewer_rows_give_the_same_loss_and_gradients(name: str) -> None:
     model, batch = MODELS[name](), batch_of(0.3, classes=classes_of(name))
     sparsity = LabelSparsity(model)
     require_same_step(step(lambda: sparse_loss(model, sparsity, batch), model), eager_step(model, batch))
-    report = sparsity.report()
+    report = sparsity.report
     assert report.num_pruned_batches == 1, str(report)
     assert report.num_kept_rows < report.num_rows == NUM_ROWS
 
@@ -91,7 +91,7 @@ def test_smoothed_and_summed_losses_drop_rows_as_well(name: str, num_items: int 
     sparsity, items = LabelSparsity(model), None if num_items is None else torch.tensor(num_items)
     actual = step(lambda: sparse_loss(model, sparsity, batch, ModelLoss(model, 0.1), items), model)
     require_same_step(actual, eager_step(model, batch, 0.1, num_items))
-    assert sparsity.report().num_pruned_batches == 1
+    assert sparsity.report.num_pruned_batches == 1
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
@@ -111,7 +111,7 @@ def test_where_nearly_all_labels_count_all_rows_go_through_the_head() -> None:
     inputs, rows = sparsity.prune(ModelLoss(model), batch, False, None)
     assert rows is None
     assert inputs is batch
-    assert sparsity.report().reasons == ((label_sparsity.DENSE, 1),)
+    assert sparsity.report.reasons == ((label_sparsity.DENSE, 1),)
 
 
 def test_the_part_of_the_model_around_the_head_gets_fewer_rows_too() -> None:
@@ -121,7 +121,7 @@ def test_the_part_of_the_model_around_the_head_gets_fewer_rows_too() -> None:
     model.cls.predictions.transform.register_forward_hook(lambda _m, _i, output: seen.append(output.shape[1]))
     sparsity = LabelSparsity(model)
     sparse_loss(model, sparsity, batch_of(0.15))
-    assert seen[-1] == sparsity.report().num_kept_rows < NUM_ROWS
+    assert seen[-1] == sparsity.report.num_kept_rows < NUM_ROWS
 
 
 def test_the_trial_finds_out_what_a_score_is_for() -> None:
@@ -129,7 +129,7 @@ def test_the_trial_finds_out_what_a_score_is_for() -> None:
     model, batch = type("Decoder", (transformers.LlamaForCausalLM,), {})(MODELS["llama"]().config), batch_of(0.5)
     sparsity = LabelSparsity(model)
     require_same_step(step(lambda: sparse_loss(model, sparsity, batch), model), eager_step(model, batch))
-    assert sparsity.report().num_pruned_batches == 1
+    assert sparsity.report.num_pruned_batches == 1
 
 
 def test_a_first_batch_without_labels_hides_nothing_from_the_trial() -> None:
@@ -139,7 +139,7 @@ def test_a_first_batch_without_labels_hides_nothing_from_the_trial() -> None:
     loss: Any = all_scores
     for share in (0.0, 0.5):
         assert sparsity.prune(loss, batch_of(share), False, None)[1] is None
-    assert "differs by" in str(sparsity.report())
+    assert "differs by" in str(sparsity.report)
 
 
 def test_the_trial_leaves_no_trace() -> None:
@@ -195,8 +195,8 @@ def test_a_loss_that_needs_all_rows_gets_them(compute_loss: Any, reason: str, ca
         inputs, rows = sparsity.prune(compute_loss, batch, False, None)
         assert rows is None
         assert inputs is batch
-    assert [count for _, count in sparsity.report().reasons] == [2]
-    assert reason in str(sparsity.report())
+    assert [count for _, count in sparsity.report.reasons] == [2]
+    assert reason in str(sparsity.report)
     assert len(caplog.records) == 1
     assert reason in caplog.text
 
@@ -225,7 +225,7 @@ def test_labels_of_another_kind_leave_the_batch_as_it_is(change: Callable[[Batch
     model = MODELS["bert"]()
     sparsity, batch = LabelSparsity(model), change(batch_of(0.15))
     assert sparsity.prune(ModelLoss(model), batch, False, None) == (batch, None)
-    assert sparsity.report().reasons == ((reason, 1),)
+    assert sparsity.report.reasons == ((reason, 1),)
 
 
 def test_it_can_be_switched_off_and_says_so() -> None:
@@ -233,7 +233,7 @@ def test_it_can_be_switched_off_and_says_so() -> None:
     model = MODELS["bert"]()
     sparsity = LabelSparsity(model, allowed=False)
     assert sparsity.prune(ModelLoss(model), batch_of(0.15), False, None)[1] is None
-    assert label_sparsity.NOT_ALLOWED in str(sparsity.report())
+    assert label_sparsity.NOT_ALLOWED in str(sparsity.report)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
@@ -242,7 +242,7 @@ def test_outputs_that_are_asked_for_are_those_of_all_rows() -> None:
     model = MODELS["bert"]()
     sparsity = LabelSparsity(model)
     assert sparsity.prune(ModelLoss(model), batch_of(0.15), True, None)[1] is None
-    assert OUTPUTS in str(sparsity.report())
+    assert OUTPUTS in str(sparsity.report)
 
 
 def test_a_copy_drops_rows_of_its_own() -> None:

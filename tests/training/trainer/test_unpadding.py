@@ -95,7 +95,7 @@ def test_fewer_rows_give_the_same_loss_and_gradients(name: str, is_left: bool) -
     model, batch = model_of(name), ragged(is_left=is_left)
     rows = Unpadding(model)
     require_same_step(step_of(lambda: unpadded_loss(model, rows, batch), model), eager_step(model, batch))
-    report = rows.report()
+    report = rows.report
     assert report.num_pruned_batches == 1, str(report)
     assert (report.num_kept_rows, report.num_rows) == (sum(LENGTHS), 36)
 
@@ -113,7 +113,7 @@ def test_layers_of_another_kind_compute_all_rows(name: str, reason: str) -> None
     model, batch = model_of(name), ragged()
     rows = Unpadding(model)
     require_same_step(step_of(lambda: unpadded_loss(model, rows, batch), model), eager_step(model, batch))
-    assert [text for text, _ in rows.report().reasons] == [reason]
+    assert [text for text, _ in rows.report.reasons] == [reason]
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_the_head_of_splade_gets_the_rows_of_tokens_alone() -> None:
     actual = step_of(lambda: unpadded_loss(model, rows, batch, sparse), model)
     assert seen[-1] == (1, sum(LENGTHS), VOCABULARY)
     require_same_step(actual, step_of(lambda: sparse(model, batch), model))
-    assert rows.report().num_pruned_batches == 1, str(rows.report())
+    assert rows.report.num_pruned_batches == 1, str(rows.report)
 
 
 def hidden(model: Any, inputs: Any) -> torch.Tensor:
@@ -192,7 +192,7 @@ def test_a_loss_that_reads_padding_gets_it(name: str, caplog: pytest.LogCaptureF
             step_of(lambda: unpadded_loss(model, rows, batch, loss), model),
             step_of(lambda: loss(model, batch, False, None), model),
         )
-    assert rows.report().reasons == (("the loss depends on the rows of padding", 2),)
+    assert rows.report.reasons == (("the loss depends on the rows of padding", 2),)
     assert len(caplog.records) == 1
 
 
@@ -217,7 +217,7 @@ def test_every_pooling_of_tokens_is_known_by_its_independence(read: Any) -> None
         step_of(lambda: unpadded_loss(model, rows, batch, loss), model),
         step_of(lambda: loss(model, batch, False, None), model),
     )
-    assert rows.report().num_pruned_batches == 1, str(rows.report())
+    assert rows.report.num_pruned_batches == 1, str(rows.report)
 
 
 def test_each_of_several_losses_is_checked() -> None:
@@ -235,8 +235,8 @@ def test_each_of_several_losses_is_checked() -> None:
             step_of(functools.partial(unpadded_loss, model, rows, dict(named), loss), model),
             step_of(functools.partial(loss, model, dict(named), False, None), model),
         )
-    assert rows.report().num_pruned_batches == 1
-    assert rows.report().reasons == (("the loss depends on the rows of padding", 1),)
+    assert rows.report.num_pruned_batches == 1
+    assert rows.report.reasons == (("the loss depends on the rows of padding", 1),)
 
 
 class AcrossRows(torch.nn.Module):
@@ -254,8 +254,8 @@ def test_a_layer_that_mixes_rows_keeps_the_padding() -> None:
     )
     rows = Unpadding(model)
     require_same_step(step_of(lambda: unpadded_loss(model, rows, batch), model), eager_step(model, batch))
-    assert rows.report().num_pruned_batches == 0
-    assert "padding" in str(rows.report())
+    assert rows.report.num_pruned_batches == 0
+    assert "padding" in str(rows.report)
 
 
 def test_a_decoder_predicts_the_first_token_from_padding_on_its_left() -> None:
@@ -263,7 +263,7 @@ def test_a_decoder_predicts_the_first_token_from_padding_on_its_left() -> None:
     model = model_of("llama")
     rows = Unpadding(model)
     assert layouts_of(rows, ragged(1.0, is_left=True), ModelLoss(model)) == ()
-    assert rows.report().reasons == (("the loss depends on the rows of padding", 1),)
+    assert rows.report.reasons == (("the loss depends on the rows of padding", 1),)
 
 
 def test_a_first_batch_without_labels_decides_nothing() -> None:
@@ -272,7 +272,7 @@ def test_a_first_batch_without_labels_decides_nothing() -> None:
     rows = Unpadding(model)
     assert layouts_of(rows, ragged(0.0), ModelLoss(model)) == ()
     assert layouts_of(rows, ragged(1.0), ModelLoss(model))
-    assert rows.report().reasons == ((unpadding.FLAT, 1),)
+    assert rows.report.reasons == ((unpadding.FLAT, 1),)
 
 
 def test_a_batch_with_little_padding_begins_nothing_and_uses_what_there_is() -> None:
@@ -281,7 +281,7 @@ def test_a_batch_with_little_padding_begins_nothing_and_uses_what_there_is() -> 
     rows, dense = Unpadding(model), [ragged(lengths=(12, 12, 11)), ragged(lengths=(12, 12, 12))]
     assert [layouts_of(rows, batch, compute_loss) for batch in dense] == [(), ()]
     assert all(layouts_of(rows, batch, compute_loss) for batch in [ragged(), *dense])
-    assert rows.report().reasons == ((unpadding.DENSE, 2),)
+    assert rows.report.reasons == ((unpadding.DENSE, 2),)
     for batch in dense:
         require_same_step(
             step_of(functools.partial(unpadded_loss, model, rows, batch), model), eager_step(model, batch)
@@ -310,8 +310,8 @@ def test_a_batch_of_another_kind_keeps_its_padding_and_says_why(change: Any, rea
     rows = Unpadding(model)
     unpadded_loss(model, rows, ragged())
     assert layouts_of(rows, change(ragged()), ModelLoss(model)) == ()
-    assert rows.report().reasons == ((reason, 1),)
-    assert rows.report().num_pruned_batches == 1
+    assert rows.report.reasons == ((reason, 1),)
+    assert rows.report.num_pruned_batches == 1
 
 
 def test_padding_at_the_other_end_is_checked_by_itself() -> None:
@@ -324,7 +324,7 @@ def test_padding_at_the_other_end_is_checked_by_itself() -> None:
     rows = Unpadding(model)
     assert layouts_of(rows, ragged(), first)
     assert not layouts_of(rows, ragged(is_left=True), first)
-    assert rows.report().reasons == (("the loss depends on the rows of padding", 1),)
+    assert rows.report.reasons == (("the loss depends on the rows of padding", 1),)
 
 
 def test_outputs_and_steps_without_gradients_have_all_rows() -> None:
@@ -336,7 +336,7 @@ def test_outputs_and_steps_without_gradients_have_all_rows() -> None:
         assert layouts_of(rows, ragged(), ModelLoss(model)) == ()
     model.activation_checkpointing_enable()
     assert layouts_of(rows, ragged(), ModelLoss(model)) == ()
-    assert {reason for reason, _ in rows.report().reasons} == {OUTPUTS, INFERENCE, unpadding.CHECKPOINTED}
+    assert {reason for reason, _ in rows.report.reasons} == {OUTPUTS, INFERENCE, unpadding.CHECKPOINTED}
 
 
 def test_rows_are_counted_by_what_the_model_did() -> None:
@@ -351,8 +351,8 @@ def test_rows_are_counted_by_what_the_model_did() -> None:
 
     require_same_step(step_of(lambda: unpadded_loss(model, rows, ragged(), loss), model), eager_step(model, ragged()))
     assert len(calls) == 4
-    assert rows.report().reasons == ((unpadding.NOT_FOUND, 1),)
-    assert rows.report().num_kept_rows == 36
+    assert rows.report.reasons == ((unpadding.NOT_FOUND, 1),)
+    assert rows.report.num_kept_rows == 36
 
 
 def test_it_can_be_switched_off_and_says_so() -> None:
@@ -360,7 +360,7 @@ def test_it_can_be_switched_off_and_says_so() -> None:
     model = model_of("bert")
     rows = Unpadding(model, allowed=False)
     assert layouts_of(rows, ragged(), ModelLoss(model)) == ()
-    assert unpadding.NOT_ALLOWED in str(rows.report())
+    assert unpadding.NOT_ALLOWED in str(rows.report)
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
@@ -390,7 +390,7 @@ def test_a_copy_leaves_rows_out_by_itself() -> None:
     require_same_step(
         step_of(lambda: unpadded_loss(other_model, other, ragged()), other_model), eager_step(model, ragged())
     )
-    assert (other.report().num_pruned_batches, rows.report().num_pruned_batches) == (2, 1)
+    assert (other.report.num_pruned_batches, rows.report.num_pruned_batches) == (2, 1)
 
 
 def test_hooks_of_an_earlier_wrapper_are_no_part_of_the_step() -> None:
@@ -400,7 +400,7 @@ def test_hooks_of_an_earlier_wrapper_are_no_part_of_the_step() -> None:
         require_same_step(
             step_of(functools.partial(unpadded_loss, model, rows, ragged()), model), eager_step(model, ragged())
         )
-        assert rows.report().num_pruned_batches == 1, str(rows.report())
+        assert rows.report.num_pruned_batches == 1, str(rows.report)
 
 
 @pytest.mark.parametrize("is_left", [False, True])
