@@ -204,24 +204,18 @@ def _initial(
 
 def _beside(node: onnx.NodeProto, adapter: Adapter, scale: str) -> list[onnx.NodeProto]:
     """Return the product and its adapter; their sum takes the name of the product's output."""
-    result = node.output[0]
-    parts = ("product", "A", "down", "scaled", "B", "up", "add")
-    names = {part: _part(result, part) for part in parts}
-    node.output[0] = names["product"]
-    made = (
-        ("Transpose", [adapter.down], names["A"]),
-        ("MatMul", [node.input[0], names["A"]], names["down"]),
-        ("Mul", [names["down"], scale], names["scaled"]),
-        ("Transpose", [adapter.up], names["B"]),
-        ("MatMul", [names["scaled"], names["B"]], names["up"]),
-        ("Add", [names["product"], names["up"]], result),
-    )
-    rest = []
-    for operator, inputs, output in made:
-        attributes = {"perm": [1, 0]} if operator == "Transpose" else {}
-        name = names["add"] if output == result else output
-        rest.append(helper.make_node(operator, inputs, [output], name=name, **attributes))
-    return [node, *rest]
+    result, add = node.output[0], helper.make_node
+    product, a, down, scaled, b, up = (_part(result, part) for part in ("product", "A", "down", "scaled", "B", "up"))
+    node.output[0] = product
+    return [
+        node,
+        add("Transpose", [adapter.down], [a], name=a, perm=[1, 0]),
+        add("MatMul", [node.input[0], a], [down], name=down),
+        add("Mul", [down, scale], [scaled], name=scaled),
+        add("Transpose", [adapter.up], [b], name=b, perm=[1, 0]),
+        add("MatMul", [scaled, b], [up], name=up),
+        add("Add", [product, up], [result], name=_part(result, "add")),
+    ]
 
 
 def _part(result: str, part: str) -> str:
