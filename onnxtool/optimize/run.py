@@ -146,7 +146,7 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         feeds = verification_feeds(source, options.given) if options.precision != "fp32" else ()
         finishing = FINISHING[options.target.name]
         conversion = Conversion(options, source, feeds, staging.folder, context, finishing, disabled)
-        run = _Run(options, source, before, attentions, staging, reference, stopwatch, [(model, storage)], judge)
+        run = _Run(options, source, before, attentions, staging, reference, stopwatch, judge)
         del model, storage
         result, report = run.write_with_right_passes(passes, conversion)
         target = ExecutionProvider.parse(report.provider) if options.provider == AUTO else options.target
@@ -211,7 +211,6 @@ class _Run:
     Attributes:
         before: figures of the input file, which has `attentions` attentions.
         reference: the reference for the result; None if it is not verified.
-        loaded: the initially loaded graph and the storage of its vectors, until an attempt takes it.
         judge: rejects candidates; None for no judge.
     """
 
@@ -222,7 +221,6 @@ class _Run:
     staging: Staging
     reference: Reference | None
     stopwatch: Stopwatch
-    loaded: list[tuple[ir.Model, Storage | None]]
     judge: Judge | None = None
 
     def write_with_right_passes(
@@ -253,15 +251,10 @@ class _Run:
             if len(finishing) < len(conversion.finishing):
                 conversion = replace(conversion, finishing=finishing)
 
-    def _take(self) -> tuple[ir.Model, Storage | None]:
-        if self.loaded:
-            return self.loaded.pop()
-        return _load(self.source)
-
     def _write(self, passes: Sequence[Pass], conversion: Conversion) -> tuple[ModelFile, OptimizeReport]:
         """Run the passes, convert, write and verify; return the file, which is not stamped yet, and what was done."""
         options = self.options
-        model, storage = self._take()
+        model, storage = _load(self.source)
         model, results = run_passes(model, passes, conversion.context)
         self.stopwatch.lap("passes")
         converted, conversion, candidates = _convert(model, options, conversion, self.judge)

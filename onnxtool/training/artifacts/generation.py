@@ -31,9 +31,17 @@ from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
-from onnxtool.training.artifacts.report import ArtifactFile, describe, doubtful
+from onnxtool.training.artifacts.report import (
+    OBSOLETE,
+    PHONES,
+    ArtifactFile,
+    describe,
+    describe_build,
+    doubtful,
+    target_files,
+    write_target_files,
+)
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
-from onnxtool.training.artifacts.targets import OBSOLETE, PHONES, describe_build, target_files, write_target_files
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints import Checkpoint
 from onnxtool.training.checkpoints.checkpoint import write_checkpoint

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from onnxtool.optimize.quantization.blocks import BLOCK, Grid, Grids, find_grid, pack_weight, pack_zeros
+from onnxtool.optimize.quantization.int4 import BLOCK, Grid, Grids, find_grid, pack_weight, pack_zeros
 from tests.optimize.passes.builders import build, normal, run
 
 SIZES = {"rows": st.integers(1, 100), "columns": st.integers(1, 7), "bits": st.sampled_from([4, 8])}
@@ -154,7 +154,7 @@ def test_parts_of_a_weight_are_all_of_it(monkeypatch: pytest.MonkeyPatch) -> Non
     weight = normal(70, 9)
     whole = find_grid(weight, 4)
     packed = pack_weight(weight, whole)
-    monkeypatch.setattr("onnxtool.optimize.quantization.blocks._WEIGHTS_AT_A_TIME", 200)
+    monkeypatch.setattr("onnxtool.optimize.quantization.int4._WEIGHTS_AT_A_TIME", 200)
     parts = find_grid(weight, 4)
     np.testing.assert_array_equal(parts.scale, whole.scale)
     np.testing.assert_array_equal(pack_weight(weight, whole), packed)

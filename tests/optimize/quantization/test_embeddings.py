@@ -7,8 +7,7 @@ import pytest
 
 from onnxtool.optimize.pipeline import Pass
 from onnxtool.optimize.quantization.arithmetic import Floats, quantize_weight
-from onnxtool.optimize.quantization.blocks import find_grid
-from onnxtool.optimize.quantization.int4 import int4_embeddings, quantize_int4
+from onnxtool.optimize.quantization.int4 import find_grid, int4_embeddings, quantize_int4
 from onnxtool.optimize.quantization.int8 import int8_embeddings
 from tests.optimize.passes.builders import (
     Arrays,

@@ -18,9 +18,8 @@ from onnxtool.optimize.quantization.arithmetic import (
     round_activations,
     round_weight,
 )
-from onnxtool.optimize.quantization.blocks import find_grid
 from onnxtool.optimize.quantization.error import row_errors
-from onnxtool.optimize.quantization.int4 import quantize_int4
+from onnxtool.optimize.quantization.int4 import find_grid, quantize_int4
 from onnxtool.optimize.quantization.int8 import quantize_int8
 from tests.optimize.passes.builders import (
     Arrays,

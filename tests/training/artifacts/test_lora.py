@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from onnxtool.errors import ArtifactError, CheckpointError, OutputExistsError
 from onnxtool.training.api import CheckpointState, Module, Optimizer
 from onnxtool.training.artifacts import LoraOptions
-from onnxtool.training.artifacts.forward_export import Forward, export_forward
+from onnxtool.training.artifacts.preparation import Forward, export_forward
 from onnxtool.training.options import ForwardOptions
 from tests.graphs import of_text
 from tests.training.artifacts.test_preparation import artifacts_of, save_checkpoint

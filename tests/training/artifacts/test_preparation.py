@@ -17,8 +17,7 @@ from onnx import numpy_helper
 from onnxtool.autodiff.rules import RULES
 from onnxtool.cli.artifacts import artifact_blocks
 from onnxtool.errors import ArtifactError
-from onnxtool.training.artifacts.forward_export import Forward, export_forward
-from onnxtool.training.artifacts.preparation import make_checkpoint_artifacts
+from onnxtool.training.artifacts.preparation import Forward, export_forward, make_checkpoint_artifacts
 from onnxtool.training.artifacts.report import ArtifactReport
 from onnxtool.training.artifacts.verification import replace_dropout
 from onnxtool.training.checkpoints.checkpoint import load_checkpoint
