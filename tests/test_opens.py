@@ -11,6 +11,7 @@ import pytest
 from onnxtool.model_file.wire import read_structure
 from tests.cli.entry_point import run_onnxtool
 from tests.encoding.corpora import dense_model, make_texts, write_corpus
+from tests.export.test_static import VECTORS, written
 
 
 @pytest.fixture
@@ -51,3 +52,10 @@ def test_an_optimization_reads_its_input_and_its_result_once(tmp_path: Path, rea
     reads.clear()
     done = run_onnxtool(tmp_path, "optimize", str(model), "--output", "o.onnx")
     assert (done.returncode, [path.name for path in reads]) == (0, [model.name, "o.onnx"]), done.stderr
+
+
+def test_an_export_reads_its_file_once(tmp_path: Path, reads: list[Path]) -> None:
+    """It is verified, stamped and described as it was opened when it was written."""
+    table = written(tmp_path / "table", "StaticEmbedding", {"embedding.weight": VECTORS}, "Normalize")
+    done = run_onnxtool(tmp_path, "export", str(table), "--exporter=torchscript", "--output", "e.onnx")
+    assert (done.returncode, [path.name for path in reads]) == (0, ["e.onnx"]), done.stderr
