@@ -48,6 +48,7 @@ COSTLY = (
     *("model_file/test_wire_fuzz.py", "model_file/test_wire_hostile.py", "training/artifacts/test_lora.py"),
     *("training/graphs/test_ignored_rows.py", "training/graphs/test_modes.py", "export/test_tokens.py"),
     *("export/test_modalities.py", "cli/test_infer_benchmark.py", "encoding/test_resume.py"),
+    *("export/test_signature.py", "export/test_tracing.py", "training/artifacts/test_like_pytorch.py"),
 )
 # The memory of Linux as a file system, and the bytes that it must have free.
 MEMORY, LEAST_BYTES = Path("/dev/shm"), 10 * 2**30  # noqa: S108  files get a folder of their own there

@@ -178,6 +178,7 @@ def read(folder: Path, **changed: Any) -> None:
     TextTokenizer(CheckpointFolder(folder)).encode([LETTERS])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -237,6 +238,7 @@ def test_a_hostile_tokenizer_ends_in_an_error(
     capfd.readouterr()  # Rust prints where it panics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", TOKENIZER_PIECES)
 def test_a_damaged_tokenizer_beside_settings_is_read_or_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], piece: str

@@ -30,25 +30,6 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(torch.randn(5, 6, generator=draw), torch.randint(0, 3, (5,), generator=draw)) for _ in range(6)]
 
 
-def test_the_loop_of_the_document_trains_a_plain_model() -> None:
-    """Cross entropy and Adam, as there, with the losses of eager PyTorch."""
-    original_model, eager = classifier(), classifier()
-    model = ModuleWithLoss(original_model, compute_loss=CriterionLoss(torch.nn.CrossEntropyLoss()))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
-    reference = torch.optim.Adam(eager.parameters(), lr=0.001)
-    for inputs, targets in batches():
-        optimizer.zero_grad()
-        loss = model((inputs, targets))
-        loss.backward()
-        optimizer.step()
-
-        reference.zero_grad()
-        expected = torch.nn.CrossEntropyLoss()(eager(inputs), targets)
-        expected.backward()
-        reference.step()
-        torch.testing.assert_close(loss, expected, rtol=TOLERANCE, atol=0)
-
-
 def test_model_loss_and_backward_are_two_graphs_wholly_in_onnxruntime() -> None:
     """The loss is among the nodes of the forward session, and nothing of either graph stays in PyTorch."""
     nodes: list[set[str]] = []
