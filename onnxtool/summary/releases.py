@@ -13,7 +13,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from onnxtool.model_file.domains import default_opset
+from onnxtool.model_file.domains import ALIAS
 
 # Release, the highest IR version, and the highest opsets of ai.onnx and of ai.onnx.ml. An opset that a release reads
 # but has no kernels for, such as opset 19 in 1.15, counts for the next release.
@@ -178,10 +178,10 @@ def least_onnxruntime(ir_version: int, opsets: Mapping[str, int], operators: Map
 
     Args:
         ir_version: the model's IR version.
-        opsets: version by domain.
+        opsets: version by domain, as in `Structure`: ONNX's own is called `ai.onnx`.
         operators: the features used of each operator.
     """
-    opset = default_opset(opsets) or 1
+    opset = opsets.get(ALIAS) or 1
     needed = [
         release
         for operator, usage in operators.items()
