@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.encoding.encoder import Task, load_for_texts
 from onnxtool.encoding.files import model_on_this_machine
-from onnxtool.encoding.job import Task, load_for_texts
 from onnxtool.encoding.locations import Location, parse_location
 from onnxtool.encoding.options import ProcessOptions, VectorOptions
 from onnxtool.encoding.progress import Event, OnEvent

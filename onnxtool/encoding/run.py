@@ -10,8 +10,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from onnxtool.encoding.encoder import SplitEncoder, Task
 from onnxtool.encoding.files import START_AGAIN, entry, model_on_this_machine
-from onnxtool.encoding.job import SplitEncoder, Task
 from onnxtool.encoding.locations import AnyLocation, Location, OutputLocation, parse_location
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.merge import publish, reasons_of
@@ -115,17 +115,17 @@ def _encode_here(encoder: SplitEncoder) -> tuple[int, int]:
 def _corpus_report(
     encoder: SplitEncoder, merged: MergeReport, model_path: Location, num_earlier: int, num_encoded: int, seconds: float
 ) -> CorpusReport:
-    folder, job, session = encoder.folder, encoder.job, encoder.job.model.session
+    folder, session = encoder.folder, encoder.model.session
     manifest = read_manifest(folder.manifest_path)
     if manifest is None:
         raise OutputExistsError(f"another run is replacing {folder.path}", "wait for it, or pass another --output")
     num_padding = sum(shard.num_padding for shard in manifest.shards)
     return CorpusReport(
-        **{**vars(merged), "notes": (*job.notes(merged.num_truncated), *_kept(num_earlier != 0))},
+        **{**vars(merged), "notes": (*encoder.notes(merged.num_truncated), *_kept(num_earlier != 0))},
         model=str(model_path),
         provider=session.provider,
-        task=job.model.task,
-        output_format=job.shard_format.kind,
+        task=encoder.model.task,
+        output_format=encoder.shard_format.kind,
         num_encoded=num_encoded,
         padding_share=num_padding / max(1, merged.num_tokens + num_padding),
         rejects=dict(sorted(reasons_of(folder, manifest).items())),
@@ -133,12 +133,12 @@ def _corpus_report(
         seconds=seconds,
         texts_per_s=num_encoded / seconds,
         load_ms=session.load_ms,
-        workers=job.plan.workers,
+        workers=encoder.plan.workers,
         threads=session.threads,
         peak_rss_bytes=peak_rss_bytes(),
         resumed=num_earlier != 0,
-        vectors_as=str(job.description["as"]),
-        dimensions=job.description["dimensions"],  # type: ignore[arg-type]  # JSON
+        vectors_as=str(encoder.description["as"]),
+        dimensions=encoder.description["dimensions"],  # type: ignore[arg-type]  # JSON
     )
 
 

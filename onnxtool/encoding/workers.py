@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from onnxtool.encoding.job import SplitEncoder, Task
+from onnxtool.encoding.encoder import SplitEncoder, Task
 from onnxtool.encoding.options import ProcessOptions
 from onnxtool.encoding.progress import Event, OnEvent, Running
 from onnxtool.errors import SessionError, shorten
@@ -50,7 +50,7 @@ class Opened(NamedTuple):
         numbers = range(len(encoder.splits))
         done = numbers if encoder.records is None else encoder.records.done()
         sizes = tuple(split.size_bytes for split in encoder.splits)
-        return cls(sizes, tuple(number for number in numbers if number not in done), tuple(encoder.job.notes(0)))
+        return cls(sizes, tuple(number for number in numbers if number not in done), tuple(encoder.notes(0)))
 
 
 def end_process() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from onnxtool.encoding import RunOptions
-from onnxtool.encoding.job import Task
+from onnxtool.encoding.encoder import Task
 from onnxtool.encoding.ray import RayWorkers
 from onnxtool.errors import InputError
 from tests.encoding.corpora import (

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, corpus_status, encode_part, encode_parts
-from onnxtool.encoding.job import Task
+from onnxtool.encoding.encoder import Task
 from onnxtool.encoding.progress import Event
 from onnxtool.encoding.workers import LocalWorkers
 from onnxtool.errors import InputError, ModelFileError, SessionError

@@ -7,7 +7,7 @@ make the same shard write the same bytes, without waiting.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,8 +18,8 @@ from onnxtool.checkpoint.quantized_vectors import VectorType, few_vectors, measu
 from onnxtool.checkpoint.text_files import TextInput, read_texts
 from onnxtool.encoding import splits
 from onnxtool.encoding.files import entry, model_on_this_machine, on_this_machine
-from onnxtool.encoding.locations import AnyLocation, Location, parse_location
-from onnxtool.encoding.manifest import Identity, make_identity
+from onnxtool.encoding.locations import Location
+from onnxtool.encoding.manifest import make_identity
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.pipeline import CorpusModel, Plan, batch_rules, encode_windows
@@ -29,7 +29,6 @@ from onnxtool.encoding.shards import ShardFormat
 from onnxtool.encoding.sources import (
     LineCounts,
     Reject,
-    Source,
     SourceReader,
     find_picture_sources,
     find_sources,
@@ -61,84 +60,6 @@ _MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
 _WINDOW_PICTURES, _WINDOW_PAGES = 64, 4
 _CHARACTERS_OF_PASSAGES = 1 << 20  # of a window whose texts are not cut, and know where their tokens are
 _CHARACTERS_OF_TOKENS = 1 << 19  # of a window whose texts have a vector for each token: 64 MB of float32 by 128
-
-
-@dataclass(frozen=True)
-class Job:
-    """A corpus with its encoder.
-
-    Attributes:
-        identity: everything that determines the bytes of the output.
-        description: the description of the vectors in the manifest.
-        form_notes: notes for the user about the corpus and the form of its vectors.
-    """
-
-    model: CorpusModel
-    sources: tuple[Source, ...]
-    options: VectorOptions
-    shard_format: ShardFormat
-    plan: Plan
-    identity: Identity
-    description: dict[str, Json]
-    form_notes: tuple[str, ...]
-
-    @classmethod
-    def open(cls, model_path: AnyLocation, corpus: AnyLocation, options: VectorOptions, *, workers: int = 0) -> Job:
-        """Load the model and find the files of the corpus.
-
-        Raises:
-            OnnxtoolError: as `encode_corpus`, as far as it is known before a text is read.
-        """
-        resolve_provider(options.provider)  # before anything is fetched
-        corpus = parse_location(corpus)
-        model_path = model_on_this_machine(parse_location(model_path), options.text_task)
-        threads = options.threads or 1
-        model: CorpusModel
-        notes: tuple[str, ...] = ()
-        file = ModelFile.open(model_path)
-        if file.takes_pictures:
-            sources = find_picture_sources(corpus)
-            model = load_pictures(file, model_name=options.model_name, provider=options.provider, threads=threads)
-            _refuse_for_pictures(options)
-        else:
-            sources, left_out = find_sources(corpus)
-            notes = tuple(left_out_notes(left_out))
-            model = load_for_texts(file, options, threads)
-            model.require_documents(options.text_task or options.prompt)
-        is_sparse = isinstance(model, LoadedModel) and model.is_sparse
-        kind = _kind(model, options, is_sparse=is_sparse)
-        form, description, form_notes = _form(model, options)
-        weights = options.weights or ("float" if kind == "parquet" else "int")
-        shard_format = ShardFormat(
-            kind,
-            options.gzip,
-            kind == "jsonl" if options.contents is None else options.contents,
-            weights if is_sparse else "float",
-            description["of"] == "tokens",
-        )
-        shard_format.check()
-        plan = _plan(model, options, form, workers)
-        identity = make_identity(
-            model.session.model, model.folder, sources, _chosen(model, options, shard_format, plan), description
-        )
-        return cls(model, sources, options, shard_format, plan, identity, description, (*form_notes, *notes))
-
-    @property
-    def limits(self) -> Limits:
-        """The number of texts in a shard, and the maximum numbers of texts and characters in a window."""
-        texts, characters = splits.WINDOW_TEXTS, splits.WINDOW_CHARACTERS
-        if isinstance(self.model, PictureModel):
-            texts = _WINDOW_PICTURES if self.model.parts is None else _WINDOW_PAGES
-        if self.shard_format.by_token:
-            characters = _CHARACTERS_OF_TOKENS
-        elif self.plan.long.way == "window":
-            characters = _CHARACTERS_OF_PASSAGES
-        return Limits(self.options.shard_size, texts, characters)
-
-    def notes(self, num_truncated: int) -> Iterator[str]:
-        """Return notes for the user about the vectors."""
-        yield from self.form_notes
-        yield from _notes(self.model, self.plan.task, num_truncated)
 
 
 def load_for_texts(file: ModelFile, options: VectorOptions, threads: int) -> LoadedModel:
@@ -316,6 +237,11 @@ class SplitEncoder:
     """A corpus, the model that encodes it, loaded once, and the output folder.
 
     Attributes:
+        folder: the output folder.
+        model: the model.
+        plan: how texts are run.
+        shard_format: the format of the files.
+        description: the description of the vectors in the manifest.
         splits: the splits of the corpus.
         identity: everything that determines the bytes of the output.
         records: the folder's records, once started; None if everything is already published.
@@ -327,23 +253,68 @@ class SplitEncoder:
         Raises:
             OnnxtoolError: as for `encode_corpus`, if detectable before a text is read.
         """
-        self.folder = OutputFolder(task.output)
-        self.job = self._open(task)
-        self.splits = split_corpus(self.job.sources, task.options.split_bytes)
-        self.identity = {**self.job.identity, "num_splits": len(self.splits)}
+        self.folder, options = OutputFolder(task.output), task.options
         self.records: Records | None = None
-        self._strict, self._force = task.strict, task.force
+        self._strict, self._force, self._shard_size = task.strict, task.force, options.shard_size
         self._counts = LineCounts()
         self._num_texts: dict[int, int] = {}  # of splits that are begun
+        measured = self.folder.records_path / RUN_FILE
+        with ExitStack() as stack:
+            if options.calibration is not None and not task.force and entry(measured):
+                # The first part measured the ranges; another kind of CPU might measure different ones.
+                ranges = stack.enter_context(on_this_machine(measured))
+                options = replace(options, calibration=None, ranges=ranges)
+            self._open(task, options)
 
-    def _open(self, task: Task) -> Job:
-        options, measured = task.options, self.folder.records_path / RUN_FILE
-        if options.calibration is not None and not task.force and entry(measured):
-            # The first part measured the ranges; another kind of CPU might measure different ones.
-            with on_this_machine(measured) as path:
-                options = replace(options, calibration=None, ranges=path)
-                return Job.open(task.model_path, task.corpus, options, workers=task.workers)
-        return Job.open(task.model_path, task.corpus, options, workers=task.workers)
+    def _open(self, task: Task, options: VectorOptions) -> None:
+        resolve_provider(options.provider)  # before anything is fetched
+        file = ModelFile.open(model_on_this_machine(task.model_path, options.text_task))
+        threads = options.threads or 1
+        model: CorpusModel
+        left_out: tuple[str, ...] = ()
+        if file.takes_pictures:
+            sources = find_picture_sources(task.corpus)
+            model = load_pictures(file, model_name=options.model_name, provider=options.provider, threads=threads)
+            _refuse_for_pictures(options)
+        else:
+            sources, left_out = find_sources(task.corpus)
+            model = load_for_texts(file, options, threads)
+            model.require_documents(options.text_task or options.prompt)
+        is_sparse = isinstance(model, LoadedModel) and model.is_sparse
+        kind = _kind(model, options, is_sparse=is_sparse)
+        form, self.description, notes = _form(model, options)
+        weights = options.weights or ("float" if kind == "parquet" else "int")
+        self.shard_format = ShardFormat(
+            kind,
+            options.gzip,
+            kind == "jsonl" if options.contents is None else options.contents,
+            weights if is_sparse else "float",
+            self.description["of"] == "tokens",
+        )
+        self.shard_format.check()
+        self.model, self.plan = model, _plan(model, options, form, task.workers)
+        self.splits = split_corpus(sources, options.split_bytes)
+        chosen = _chosen(model, options, self.shard_format, self.plan)
+        identity = make_identity(model.session.model, model.folder, sources, chosen, self.description)
+        self.identity = {**identity, "num_splits": len(self.splits)}
+        self._form_notes = (*notes, *left_out_notes(left_out))
+
+    @property
+    def limits(self) -> Limits:
+        """The number of texts in a shard, and the maximum numbers of texts and characters in a window."""
+        texts, characters = splits.WINDOW_TEXTS, splits.WINDOW_CHARACTERS
+        if isinstance(self.model, PictureModel):
+            texts = _WINDOW_PICTURES if self.model.parts is None else _WINDOW_PAGES
+        if self.shard_format.by_token:
+            characters = _CHARACTERS_OF_TOKENS
+        elif self.plan.long.way == "window":
+            characters = _CHARACTERS_OF_PASSAGES
+        return Limits(self._shard_size, texts, characters)
+
+    def notes(self, num_truncated: int) -> Iterator[str]:
+        """Return notes for the user about the vectors."""
+        yield from self._form_notes
+        yield from _notes(self.model, self.plan.task, num_truncated)
 
     def begin(self) -> SplitEncoder:
         """Claim the folder for this task.
@@ -378,7 +349,7 @@ class SplitEncoder:
         try:
             with (
                 self.folder.writing(),
-                closing(encode_windows(self.job.model, windows, self.job.plan, on_event, on_running)) as encoded,
+                closing(encode_windows(self.model, windows, self.plan, on_event, on_running)) as encoded,
             ):
                 for part in encoded:
                     name = part.window.shard
@@ -390,7 +361,7 @@ class SplitEncoder:
                         continue
                     if part.rejects:
                         self._require_lenient(part.rejects[0], name.split)
-                    shard = shard or StagedShard(self.folder, self.job.shard_format, name, self.job.description)
+                    shard = shard or StagedShard(self.folder, self.shard_format, name, self.description)
                     shard.append(part)
                     if part.window.digest:
                         written = ShardEntry(shard.commit(part.window.digest), ShardTexts.of(shard.documents))
@@ -413,9 +384,7 @@ class SplitEncoder:
         # Texts without ids are named after their line numbers.
         before = self._counts.before(first, split.begin) if split.begin and first.suffix == ".txt" else 0
         reader = SourceReader(split.sources, split.begin, split.end, before)
-        yield from SplitWindows(
-            number, reader, self.job.limits, done, lambda reject: self._require_lenient(reject, number)
-        )
+        yield from SplitWindows(number, reader, self.limits, done, lambda reject: self._require_lenient(reject, number))
 
     def _require_lenient(self, reject: Reject, number: int) -> None:
         """Refuse a line without a text if the task is strict.
