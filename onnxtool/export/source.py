@@ -127,12 +127,6 @@ class Source(ModuleFiles):
             )
         if self.is_local and self.locate("config.json") is None:
             folder = Path(self.model_name) / self.transformer_folder
-            adapters = sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER_NAME}"))
-            if adapters:
-                raise CheckpointError(
-                    f"the folder {folder} has no config.json, and several PEFT adapters: {', '.join(adapters)}",
-                    f"pass the one to export, e.g. {folder / adapters[0]}",
-                )
             raise CheckpointError(
                 f"the folder {folder} has no config.json",
                 "pass the folder that save_pretrained wrote: config.json, tokenizer files, model.safetensors",

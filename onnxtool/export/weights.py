@@ -48,17 +48,13 @@ _CONVERT = "load it with {} and save it with save_pretrained(...), which writes 
 _OTHER_WEIGHTS = (
     ("tf_model*.h5", "a model of TensorFlow", _CONVERT.format("transformers before 5, from_tf=True")),
     ("flax_model*.msgpack", "a model of Flax", _CONVERT.format("transformers before 5, from_flax=True")),
-    ("*.ckpt.index", "a checkpoint of TensorFlow 1", _CONVERT.format("the conversion script of its architecture")),
     ("*.gguf", "GGUF", _CONVERT.format("from_pretrained(..., gguf_file=...)")),
     ("onnx/*.onnx", "ONNX", "it is exported already: onnxtool optimize --model_path takes the file"),
     ("*.onnx", "ONNX", "it is exported already: onnxtool optimize --model_path takes the file"),
-    ("openvino_model.bin", "OpenVINO's own format", "take the checkpoint that it was converted from"),
-    ("rust_model.ot", "a model of rust-bert", "take the checkpoint that it was converted from"),
     ("*.ckpt", "a trainer's checkpoint", "save the model with save_pretrained(...) where it was trained"),
     ("model.*.safetensors", "a variant", "rename the file to model.safetensors if it is the one to export"),
     ("*.safetensors", "safetensors of another name", "rename the file to model.safetensors if it is the model's"),
-    ("consolidated*.pth", "the format of its authors", "take the checkpoint that was converted for transformers"),
-    ("*.bin", "a pickle of another name", "save the model with save_pretrained(...) where it was trained"),
+    ("*.bin", "a file of another name", "save the model with save_pretrained(...) where it was trained"),
     ("*.pt", "a pickle of PyTorch", "save the model with save_pretrained(...) where it was trained"),
     ("*.pth", "a pickle of PyTorch", "save the model with save_pretrained(...) where it was trained"),
 )
