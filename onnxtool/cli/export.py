@@ -33,6 +33,7 @@ from onnxtool.model_file import check_writable
 from onnxtool.reports import TensorInfo, WritePlan, planned_files
 
 if TYPE_CHECKING:
+    from onnxtool.optimize.report import OptimizeReport
     from onnxtool.release.variants import Variant
 
 
@@ -73,23 +74,10 @@ def command(
     gc.disable()
     atexit.register(gc.freeze)
     optimized = second = None
-    variants: tuple[Variant, ...] = ()
     with progress(quiet=quiet):
-        if options.precisions:
-            from onnxtool.release.variants import export_variants
-
-            done = export_variants(options)
-            report, variants = done.export, done.variants
-        else:
-            report = export_model(options)
+        report, variants = _export_all(options) if options.precisions else (export_model(options), ())
         if optimize:
-            from onnxtool.optimize import OptimizeOptions, optimize_model
-
-            settings = OptimizeOptions(Path(report.output), force=options.force, verify=options.verify)
-            optimized = optimize_model(settings)
-            if report.partner is not None:
-                settings = replace(settings, model_path=Path(report.partner.output))
-                second = optimize_model(settings)
+            optimized, second = _optimize(report, options)
     blocks = export_blocks(report)
     if report.partner is not None:
         blocks += [Heading("The other encoder"), *export_blocks(report.partner)]
@@ -113,6 +101,24 @@ def command(
             blocks += [Heading("The other encoder"), *optimize_blocks(second, stats=stats)]
     last = optimized or report
     emit(document, [*blocks, verdict(last.verification, last.output)], format_name)
+
+
+def _export_all(options: ExportOptions) -> tuple[ExportReport, tuple[Variant, ...]]:
+    from onnxtool.release.variants import export_variants
+
+    done = export_variants(options)
+    return done.export, done.variants
+
+
+def _optimize(report: ExportReport, options: ExportOptions) -> tuple[OptimizeReport, OptimizeReport | None]:
+    """Optimize the exported file, and its partner if it has one."""
+    from onnxtool.optimize import OptimizeOptions, optimize_model
+
+    settings = OptimizeOptions(Path(report.output), force=options.force, verify=options.verify)
+    optimized = optimize_model(settings)
+    if report.partner is None:
+        return optimized, None
+    return optimized, optimize_model(replace(settings, model_path=Path(report.partner.output)))
 
 
 def _with_optimized(plan: WritePlan, *, force: bool) -> WritePlan:

@@ -73,7 +73,6 @@ class TargetSpecification:
         pooling: the mode by which the consumer pools; empty if it does not, or no file says how.
         scales: whether the consumer must scale vectors to length 1.
         inputs: the inputs that the graph declares, in order.
-        ignored: those inputs that the model does not take.
         vocabulary_size: the number of terms that the model weighs; 0 if it weighs none.
         left_out: what the checkpoint provides and the target does not use; empty if it uses everything.
         precisions: the precisions of the files that are written beside the graph.
@@ -88,7 +87,6 @@ class TargetSpecification:
     pooling: str = ""
     scales: bool = False
     inputs: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
     vocabulary_size: int = 0
     left_out: str = ""
     precisions: tuple[str, ...] = ()
@@ -187,7 +185,7 @@ class TargetSpecification:
         session = open_session(path, provider="cpu", frugal=True)
 
         def run(feeds: Mapping[str, NDArray[Any]]) -> Arrays:
-            filled = {**{name: np.zeros_like(feeds["input_ids"]) for name in self.ignored}, **feeds}
+            filled = {**{name: np.zeros_like(feeds["input_ids"]) for name in self.inputs}, **feeds}
             return self.run(session, {self.use.prefix + name: array for name, array in filled.items()})
 
         return run
@@ -415,7 +413,6 @@ def specify(
         require_expanding_token(source, tokenizer)
     _check_head_name(target, use, options.head)
     _check_inputs(target, signature, checkpoint.architecture)
-    declared = use.inputs(tuple(signature.inputs))
     width = signature.outputs.get("logits", (0,))[-1]
     outside = () if use.head != "none" else modules
     specification = class_of(target)(
@@ -426,8 +423,7 @@ def specify(
         tokenizer,
         pooling=next((module.modes[0] for module in outside if isinstance(module, Pooling)), ""),
         scales=any(isinstance(module, Normalize) for module in outside),
-        inputs=declared,
-        ignored=tuple(name for name in declared if name not in signature.inputs),
+        inputs=use.inputs(tuple(signature.inputs)),
         vocabulary_size=width if isinstance(width, int) else 0,
         left_out=_left_out(target, kind, source, is_single=width == 1),
         precisions=target.precisions(options.precisions),
