@@ -80,6 +80,7 @@ _LOGGER = logging.getLogger(__name__)
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
 # The names that onnxruntime's optimizer and tutorials use, and transformers' common names for them.
+CARD = "README.md"  # of a folder with files in several precisions
 _FIGURES = {
     "num_heads": "num_attention_heads",
     "hidden_size": "hidden_size",
@@ -215,6 +216,7 @@ def _plan_files(request: Request) -> WritePlan:
         check_model_output(graphs[-1], force=options.force)
     precisions = target.precisions(options.precisions)
     graphs += [paths.graph.with_name(name) for precision in precisions for name in target.variants[precision]]
+    graphs += [paths.files / CARD] if precisions else []
     names = dict.fromkeys((*SIDECAR_FILES, *(all_files() if source.is_local else ()), *module_files(source)))
     if source.route is not None:  # a route's files describe only its modules
         names.pop(ROUTER_NAME)

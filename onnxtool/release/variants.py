@@ -9,6 +9,7 @@ from pathlib import Path
 
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.report import ExportReport
+from onnxtool.export.run import CARD
 from onnxtool.export.targets import TARGETS, Target
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.options import BLOCKS
@@ -22,7 +23,6 @@ from onnxtool.verification import Verification
 # Return the options that make a file in a precision, given the path of the exported file and its own.
 Settings = Callable[[str, Path, Path], OptimizeOptions]
 
-_CARD = "README.md"
 _BEGIN, _END = "<!-- onnxtool: files -->", "<!-- /onnxtool -->"
 
 
@@ -87,10 +87,10 @@ def export_variants(options: ExportOptions, *, settings: Settings | None = None)
 
     def add_files(graph: Path, place: Path) -> None:
         made.extend(_write(graph, precision, target, make) for precision in precisions)
-        card = place.parents[depth] / _CARD
+        card = place.parents[depth] / CARD
         before = read_text(card) if card.is_file() else f"# {place.parents[depth].name}\n"
         section = _section(graph, made)
-        (graph.parents[depth] / _CARD).write_text(_with_section(before, section), encoding="utf-8")
+        (graph.parents[depth] / CARD).write_text(_with_section(before, section), encoding="utf-8")
 
     return VariantsReport(export_model(options, add_files=add_files), tuple(made))
 

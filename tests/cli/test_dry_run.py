@@ -77,6 +77,17 @@ def test_what_is_wrong_ends_as_in_the_run(arguments: tuple[str, ...], code: int,
     assert dry.stderr == real.stderr
 
 
+def test_the_files_in_other_precisions_are_named_too(workshop: Workshop, tmp_path: Path) -> None:
+    """With the page that states their errors; the run writes the same ones."""
+    command = ("export", workshop.checkpoint("tiny-encoder"), "--target", "infinity", "--precisions", "int8")
+    options = (*command, "--output", "m", "--format", "json")
+    planned = json_of(run_onnxtool(tmp_path, *options, "--dry_run"))["files"]
+    assert not (tmp_path / "m").exists()
+    report = json_of(run_onnxtool(tmp_path, *options))
+    assert [(one["precision"], one["files"]) for one in report["variants"]] == [("int8", ["model_quantized.onnx"])]
+    assert {file["path"] for file in planned} == files_of(tmp_path) - {"m"}
+
+
 def test_an_export_names_the_graph_and_the_files_beside_it(workshop: Workshop, tmp_path: Path) -> None:
     """Without its weights; a file of other content needs --force."""
     options = ("export", "--model_name", workshop.checkpoint("tiny-mlm"), "--optimize", "--output", "m.onnx")
