@@ -389,8 +389,7 @@ def specify(
         CheckpointError: the checkpoint pools in an unsupported way.
         TargetError: the target does not accept such a model, needs something it lacks, or needs another head.
     """
-    source, title = checkpoint.source, target.title
-    task = task_with_head(options.head, checkpoint.task)
+    source, title, task = checkpoint.source, target.title, task_with_head(options.head, checkpoint.task)
     looks_up = source.sentence_modules.query is not None
     kind = INFERENCE_FREE if looks_up else KINDS.get(task, OTHER)
     uses = [use for use in target.uses if use.kind == kind]
