@@ -59,6 +59,7 @@ class ExportOptions(Options):
         output: the ONNX file, or the folder for a target that reads one; None for models/NAME.
         target: the consumer that will run the model, one of TARGET_NAMES.
         precisions: names of precisions, with commas between them; `export_variants` writes their files.
+        max_error: upper bound on 1 - cosine of an output in int8 and int4; None for 0.01.
         dimensions: number of leading dimensions of an embedding to keep; None for all.
         route: the modules that a Router has for some of its texts, by name.
         vectors_as: the storage type of embeddings, one of VECTOR_TYPES; None for as computed.
@@ -101,6 +102,17 @@ class ExportOptions(Options):
             default="the exported file alone",
         ),
     ] = ""
+    max_error: Annotated[
+        float | None,
+        Option(
+            "With --precisions, the upper bound on 1 - cosine of int8 and int4, on calibration texts.",
+            metavar="X",
+            minimum=0,
+            maximum=1,
+            effect="check",
+            default="0.01",
+        ),
+    ] = None
     dimensions: Dimensions = None
     vectors_as: VectorsAs = None
     ranges: RangesFile = UNSET
@@ -156,6 +168,8 @@ class ExportOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges_options(self.vectors_as, self.ranges, self.calibration)
+        if self.max_error is not None and not self.precisions:
+            raise OptionError("--max_error bounds the files of --precisions, which names none", "leave it out")
         bounds = [name for name in ("atol", "rtol", "min_cosine") if getattr(self, name) is not None]
         if bounds and not self.verify:
             raise OptionError(f"--{bounds[0]} bounds a comparison that --no_verify leaves out", "leave one of them out")

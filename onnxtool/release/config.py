@@ -23,7 +23,7 @@ from onnxtool.runtime.providers import parse_provider
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 # Options that the release sets itself.
 _OWN = {
-    "export": ("model_name", "revision", "output", "target", "precisions", "force", "verify"),
+    "export": ("model_name", "revision", "output", "target", "precisions", "max_error", "force", "verify"),
     "optimize": (
         *("model_path", "output", "precision", "provider", "force", "verify", "timing"),
         *("provider_options", "provider_library", "allow_fallback"),  # part of the text of the provider

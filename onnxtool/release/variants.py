@@ -12,7 +12,7 @@ from onnxtool.export.report import ExportReport
 from onnxtool.export.run import CARD
 from onnxtool.export.targets import TARGETS, Target
 from onnxtool.optimize import OptimizeOptions, optimize_model
-from onnxtool.optimize.options import BLOCKS
+from onnxtool.optimize.options import BLOCKS, QUANTIZED
 from onnxtool.optimize.report import OptimizeReport
 from onnxtool.options import checked
 from onnxtool.progress import tell
@@ -81,7 +81,10 @@ def export_variants(options: ExportOptions, *, settings: Settings | None = None)
     depth = len(Path(target.graph).parts) - 1
 
     def by_default(precision: str, source: Path, output: Path) -> OptimizeOptions:
-        return OptimizeOptions(source, output=output, precision=precision, verify=options.verify, timing=False)
+        bound = options.max_error if precision in QUANTIZED else None
+        return OptimizeOptions(
+            source, output=output, precision=precision, max_error=bound, verify=options.verify, timing=False
+        )
 
     make = by_default if settings is None else settings
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from onnxtool import export_variants
-from onnxtool.errors import ExportError, TargetError, VerificationError
+from onnxtool.errors import ExportError, OptionError, PassError, TargetError, VerificationError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.targets import TARGETS
 from onnxtool.model_file import ModelFile
@@ -217,6 +217,19 @@ def test_what_a_consumer_would_not_open_is_refused(
     with pytest.raises(TargetError, match=message):
         export_variants(options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bound_that_no_int8_keeps_leaves_no_folder(workshop: Workshop, tmp_path: Path) -> None:
+    """The option of the command that the hint names is there."""
+    options = ExportOptions(
+        workshop.checkpoint("tiny-encoder"), target="infinity", output=tmp_path / "m", precisions="int8", max_error=1e-9
+    )
+    with pytest.raises(PassError) as caught:
+        export_variants(options)
+    assert "--max_error" in str(caught.value.hint)
+    assert not (tmp_path / "m").exists()
+    with pytest.raises(OptionError, match="--max_error bounds the files of --precisions"):
+        ExportOptions("m", max_error=0.1)
 
 
 def test_a_checkpoint_keeps_its_own_files(workshop: Workshop, tmp_path: Path) -> None:
