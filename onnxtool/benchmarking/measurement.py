@@ -31,7 +31,7 @@ from onnxtool.benchmarking.report import (
 from onnxtool.benchmarking.rounds import (
     Floats,
     InterleavedRuns,
-    Limits,
+    RoundLimits,
     SessionRunner,
     drift,
     median_interval,
@@ -176,7 +176,7 @@ class _ShapeTimer:
         runs = InterleavedRuns([[one.prepare(feeds) for feeds in workload.batches] for one in runners])
         runs.warm_up(self.options.warmup)
         has_own_peak = self.other is None and reset_peak_rss()
-        runs.take(Limits(*self.options.stop_after))
+        runs.take(RoundLimits(*self.options.stop_after))
         peak_bytes = peak_rss_bytes() if has_own_peak else None
         stages = self.reader.time_stages(workload) if self.reader else None
         result = self._result(workload, runs.blocks[0])

@@ -127,14 +127,14 @@ class SessionRunner:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RoundLimits:
     """What stops a shape: the first that is met. `duration_s` is for each model."""
 
     runs: float
     duration_s: float
 
 
-def _block_end(limits: Limits, left: Limits) -> BlockEnd:
+def _block_end(limits: RoundLimits, left: RoundLimits) -> BlockEnd:
     """Return what ends the first block of a round: the limits of a shape, and what is left of them."""
     most = min(left.runs, max(_RUNS_OF_BLOCK, limits.runs / _BLOCKS))
     usual_s = limits.duration_s / _BLOCKS
@@ -168,7 +168,7 @@ class InterleavedRuns:
             for place in range(runs):
                 calls[place % len(calls)]()
 
-    def take(self, limits: Limits) -> None:
+    def take(self, limits: RoundLimits) -> None:
         """Take blocks until a limit is met: one of each model per round, in reverse order in every second round.
 
         So neither gains from its place.
@@ -177,7 +177,7 @@ class InterleavedRuns:
         num_runs = 0
         while True:
             first, *others = range(len(self.models)) if self._num_rounds % 2 == 0 else reversed(range(len(self.models)))
-            left = Limits(limits.runs - num_runs, max(0.0, end - time.perf_counter()))
+            left = RoundLimits(limits.runs - num_runs, max(0.0, end - time.perf_counter()))
             count = self._take_block(first, _block_end(limits, left))
             for which in others:  # as many runs, so that all run the same inputs
                 self._take_block(which, _after(count))

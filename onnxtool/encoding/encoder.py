@@ -34,7 +34,7 @@ from onnxtool.encoding.sources import (
     find_sources,
     left_out_notes,
 )
-from onnxtool.encoding.splits import Limits, SplitWindows, Window, split_corpus
+from onnxtool.encoding.splits import SplitWindows, Window, WindowLimits, split_corpus
 from onnxtool.errors import InputError
 from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.heads.embeddings import Embeddings
@@ -300,7 +300,7 @@ class SplitEncoder:
         self._form_notes = (*notes, *left_out_notes(left_out))
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> WindowLimits:
         """The number of texts in a shard, and the maximum numbers of texts and characters in a window."""
         texts, characters = splits.WINDOW_TEXTS, splits.WINDOW_CHARACTERS
         if isinstance(self.model, PictureModel):
@@ -309,7 +309,7 @@ class SplitEncoder:
             characters = _CHARACTERS_OF_TOKENS
         elif self.plan.long.way == "window":
             characters = _CHARACTERS_OF_PASSAGES
-        return Limits(self._shard_size, texts, characters)
+        return WindowLimits(self._shard_size, texts, characters)
 
     def notes(self, num_truncated: int) -> Iterator[str]:
         """Return notes for the user about the vectors."""

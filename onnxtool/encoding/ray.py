@@ -21,7 +21,7 @@ from onnxtool.encoding.files import model_on_this_machine
 from onnxtool.encoding.locations import Location, parse_location
 from onnxtool.encoding.options import ProcessOptions, VectorOptions
 from onnxtool.encoding.progress import Event, OnEvent
-from onnxtool.encoding.workers import LocalWorkers, Opened
+from onnxtool.encoding.workers import LocalWorkers, StartupFindings
 from onnxtool.errors import InputError, OnnxtoolError, imported
 from onnxtool.infer.chats import CUT
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
@@ -76,9 +76,9 @@ class RayWorkers:
             scheduling_strategy="SPREAD",
         )
 
-    def open(self) -> Opened:
+    def open(self) -> StartupFindings:
         """Load the model on a node, and claim the folder."""
-        found: Opened = self._get(self._remote.remote(self._task, None))
+        found: StartupFindings = self._get(self._remote.remote(self._task, None))
         return found
 
     def encode(self, numbers: Sequence[int]) -> None:
@@ -127,7 +127,7 @@ class RayWorkers:
 _kept: dict[str, tuple[LocalWorkers, list[Event]]] = {}
 
 
-def _work(task: Task, number: int | None) -> Opened | Event:
+def _work(task: Task, number: int | None) -> StartupFindings | Event:
     """Encode a split in a Ray process, which keeps the model for the next one; without a number, only load it.
 
     The model runs in a child process, whose end is an error of the task; Ray would only repeat the task.

@@ -23,7 +23,7 @@ from onnxtool.encoding.records import read_run
 from onnxtool.encoding.report import CorpusReport, MergeReport, PartReport, RunReport
 from onnxtool.encoding.sources import find_picture_sources, find_sources, left_out_notes
 from onnxtool.encoding.splits import format_ranges, wanted_splits
-from onnxtool.encoding.workers import LocalWorkers, Opened
+from onnxtool.encoding.workers import LocalWorkers, StartupFindings
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file import ModelFile
@@ -213,7 +213,9 @@ def encode_part(
     )
 
 
-def _encode_missing(workers: LocalWorkers | RayWorkers, opened: Opened, wanted: Sequence[int], tally: Tally) -> int:
+def _encode_missing(
+    workers: LocalWorkers | RayWorkers, opened: StartupFindings, wanted: Sequence[int], tally: Tally
+) -> int:
     """Encode the missing ones of the `wanted` splits; return their number."""
     missing = sorted({*opened.missing} & {*wanted})
     tally.begin(sum(opened.sizes[number] for number in missing))

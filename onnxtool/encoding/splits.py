@@ -138,7 +138,7 @@ class Window:
     end: SplitRecord | None = None
 
 
-class Limits(NamedTuple):
+class WindowLimits(NamedTuple):
     """The number of texts in a shard, and the maximum numbers of texts and characters in a window."""
 
     shard_texts: int
@@ -161,7 +161,7 @@ class SplitWindows:
         self,
         split: int,
         reader: SourceReader,
-        limits: Limits,
+        limits: WindowLimits,
         done: Sequence[str] = (),
         on_reject: Callable[[Reject], None] = lambda _reject: None,
     ) -> None:

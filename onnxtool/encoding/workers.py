@@ -31,7 +31,7 @@ _POLL_S = 0.2
 _MOST_CHARACTERS = 80  # of an id in an error
 
 
-class Opened(NamedTuple):
+class StartupFindings(NamedTuple):
     """A worker's findings at startup.
 
     Attributes:
@@ -45,7 +45,7 @@ class Opened(NamedTuple):
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, encoder: SplitEncoder) -> Opened:
+    def of(cls, encoder: SplitEncoder) -> StartupFindings:
         """Return the findings of an encoder that has claimed the folder."""
         numbers = range(len(encoder.splits))
         done = numbers if encoder.records is None else encoder.records.done()
@@ -74,14 +74,14 @@ def serve(task: Task, connection: Connection, end: Callable[[], None] = end_proc
         numbers.put(None)
         end()
 
-    def tell(what: Opened | Event | Running | Exception | None) -> None:
+    def tell(what: StartupFindings | Event | Running | Exception | None) -> None:
         with lock:
             connection.send(what)
 
     threading.Thread(target=listen, daemon=True).start()
     try:
         encoder = SplitEncoder(task).begin()
-        tell(Opened.of(encoder))
+        tell(StartupFindings.of(encoder))
         for number in iter(numbers.get, None):
             encoder.encode([number], tell, tell)  # with a stage of its own: a worker of Ray outlives its run
             tell(None)
@@ -149,14 +149,14 @@ class LocalWorkers:
         self._on_event = on_event
         self._workers: dict[Connection, _Worker] = {}
 
-    def open(self) -> Opened:
+    def open(self) -> StartupFindings:
         """Load the model in the first process, and claim the folder.
 
         Raises:
             OnnxtoolError: as `encode_corpus`.
         """
         self._start(self._task)
-        opened: Opened
+        opened: StartupFindings
         _, opened = next(self._answers())
         return opened
 

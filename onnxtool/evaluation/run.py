@@ -25,7 +25,7 @@ from onnxtool.evaluation.measures import (
 from onnxtool.evaluation.options import BM25, DEFAULT_CANDIDATES, DEFAULT_MEASURES, RERANKER, SPARSE, EvaluateOptions
 from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport, Terms
 from onnxtool.evaluation.search import Run
-from onnxtool.evaluation.systems import Bm25, Found, System, open_model
+from onnxtool.evaluation.systems import Bm25, SearchResults, System, open_model
 from onnxtool.model_file import ModelFile, check_writable, write_text
 from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize import Judge, Judgement
@@ -223,7 +223,7 @@ def _run_text(run: Run, name: str) -> str:
     )
 
 
-def _retrieve(system: System, collection: Collection) -> tuple[Found, float]:
+def _retrieve(system: System, collection: Collection) -> tuple[SearchResults, float]:
     start = time.perf_counter()
     found = system.retrieve(collection)
     return found, time.perf_counter() - start
@@ -247,7 +247,7 @@ def _time_queries(systems: Sequence[System], collection: Collection) -> dict[str
     return {name: float(np.median(found)) for name, found in samples.items()}
 
 
-def _described(system: System, found: Found, times: Mapping[str, float | None], seconds: float) -> SystemReport:
+def _described(system: System, found: SearchResults, times: Mapping[str, float | None], seconds: float) -> SystemReport:
     return SystemReport(
         name=system.name,
         kind=system.kind,
@@ -259,7 +259,9 @@ def _described(system: System, found: Found, times: Mapping[str, float | None], 
     )
 
 
-def _compare(collection: Collection, found: Found, values: PerQuery, base: Found, base_values: PerQuery) -> Comparison:
+def _compare(
+    collection: Collection, found: SearchResults, values: PerQuery, base: SearchResults, base_values: PerQuery
+) -> Comparison:
     tell("comparing")
     overlaps, num_equal = [], 0
     for query in collection.queries:
@@ -306,7 +308,7 @@ def _queries(
 
 
 def _notes(
-    collection: Collection, found: Found, model: System, base: System | None, options: EvaluateOptions
+    collection: Collection, found: SearchResults, model: System, base: System | None, options: EvaluateOptions
 ) -> list[str]:
     notes = [*collection.notes, *model.reading_notes]
     notes += [] if base is None else [f"{base.name}: {note}" for note in base.reading_notes]

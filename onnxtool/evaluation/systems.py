@@ -55,7 +55,7 @@ SHARD_TEXTS = 1024  # texts that a killed run loses, and that are in memory at o
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResults:
     """The results of a system.
 
     Attributes:
@@ -97,7 +97,7 @@ class System(ABC):
     reading_notes: tuple[str, ...] = ()
 
     @abstractmethod
-    def retrieve(self, collection: Collection) -> Found:
+    def retrieve(self, collection: Collection) -> SearchResults:
         """Search the collection for all of its queries."""
 
     @abstractmethod
@@ -123,7 +123,7 @@ class VectorSystem(System):
         """Encode it."""
         self.encode_queries([text])
 
-    def retrieve(self, collection: Collection) -> Found:
+    def retrieve(self, collection: Collection) -> SearchResults:
         """Encode the documents, then the queries, and search."""
         rejects: Counter[str] = Counter()
         shards = self.shards(collection, rejects)
@@ -168,7 +168,7 @@ class Reranking(System):
         """Score a pair."""
         self.scores([(text, text)])
 
-    def retrieve(self, collection: Collection) -> Found:
+    def retrieve(self, collection: Collection) -> SearchResults:
         """Score the candidates of each query.
 
         Raises:
@@ -215,7 +215,7 @@ class Bm25(System):
         self._options = options
         self._library = imported("bm25s", "BM25 needs bm25s", "pip install 'onnxtool-cli[evaluate]'")
 
-    def retrieve(self, collection: Collection) -> Found:
+    def retrieve(self, collection: Collection) -> SearchResults:
         """Index the documents and search them.
 
         Raises:
@@ -249,7 +249,7 @@ class Bm25(System):
         """Do nothing: no model reads the query."""
 
 
-def first_stage(collection: Collection, options: EvaluateOptions) -> Found:
+def first_stage(collection: Collection, options: EvaluateOptions) -> SearchResults:
     """Return the candidates of a reranker: from a given run, otherwise from BM25.
 
     Raises:
@@ -269,7 +269,7 @@ def first_stage(collection: Collection, options: EvaluateOptions) -> Found:
 
 def _found(
     collection: Collection, options: EvaluateOptions, run: Run, ids: Sequence[str], rejects: Counter[str]
-) -> Found:
+) -> SearchResults:
     """Drop documents with the query's own id, and keep the best `options.depth` of the others.
 
     A query that is also a document finds itself first, which says nothing about the model. BEIR drops such documents
@@ -288,7 +288,7 @@ def _found(
     for query, documents in run.items():
         kept = (entry for entry in documents.items() if entry[0] != query or query not in left_out)
         run[query] = dict(islice(kept, options.depth))
-    return Found(run, len(ids), judged.difference(ids), own, left_out, dict(sorted(rejects.items())))
+    return SearchResults(run, len(ids), judged.difference(ids), own, left_out, dict(sorted(rejects.items())))
 
 
 def grouped(documents: Iterator[Document]) -> Iterator[list[Document]]:

@@ -39,7 +39,7 @@ MAX_SIMILARITIES = 1000
 _TOP_TERMS = 10
 
 
-class Asked(Options):
+class AnswerOptions(Options):
     """User options for answers.
 
     Attributes:
@@ -70,7 +70,7 @@ class Counts:
 
 
 @dataclass
-class Read:
+class AnsweredTexts:
     """Answers so far, one entry per text, with the queries of rankings and the counts."""
 
     counts: Counts = field(default_factory=Counts)
@@ -80,7 +80,7 @@ class Read:
     notes: list[str] = field(default_factory=list)
 
 
-def answer_texts(model: TextModel, texts: Sequence[Item], asked: Asked) -> InferReport:
+def answer_texts(model: TextModel, texts: Sequence[Item], asked: AnswerOptions) -> InferReport:
     """Answer each of N texts, in order.
 
     Raises:
@@ -88,7 +88,7 @@ def answer_texts(model: TextModel, texts: Sequence[Item], asked: Asked) -> Infer
     """
     model = model.of_task(model.task_of(asked.task))
     texts, asked = _checked(model, texts, asked)
-    read = Read()
+    read = AnsweredTexts()
     for start in range(0, len(texts), _TEXTS_AT_A_TIME):
         part = texts[start : start + _TEXTS_AT_A_TIME]
         tell(Stage("running text", start, len(texts)))
@@ -99,7 +99,9 @@ def answer_texts(model: TextModel, texts: Sequence[Item], asked: Asked) -> Infer
     return replace(report, similarities=similarities, rankings=rankings)
 
 
-def stream_answers(model: TextModel, texts: Iterable[Item], asked: Asked, total: int = 0) -> Iterator[InferReport]:
+def stream_answers(
+    model: TextModel, texts: Iterable[Item], asked: AnswerOptions, total: int = 0
+) -> Iterator[InferReport]:
     """Answer texts as they arrive, in order, holding only part of them at a time.
 
     Args:
@@ -121,13 +123,15 @@ def stream_answers(model: TextModel, texts: Iterable[Item], asked: Asked, total:
     for part in in_parts(texts):
         tell(Stage("running text", counts.texts, max(total, counts.texts + len(part)) if total else 0))
         named, settled = _checked(model, part, asked)
-        read = Read(counts, notes=list(notes))
+        read = AnsweredTexts(counts, notes=list(notes))
         _answer_part(model, named, settled, read)
         notes |= dict.fromkeys(read.notes)
         yield _report(model, settled, read)
 
 
-def _checked(model: TextModel, texts: Sequence[Item], asked: Asked) -> tuple[Sequence[TextInput], Asked]:
+def _checked(
+    model: TextModel, texts: Sequence[Item], asked: AnswerOptions
+) -> tuple[Sequence[TextInput], AnswerOptions]:
     """Return texts with their queries, and the options with the model's defaults filled in."""
     if not texts:
         raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
@@ -152,7 +156,7 @@ def in_parts(texts: Iterable[AnItem]) -> Iterator[tuple[AnItem, ...]]:
         yield part
 
 
-def _report(model: TextModel, asked: Asked, read: Read) -> InferReport:
+def _report(model: TextModel, asked: AnswerOptions, read: AnsweredTexts) -> InferReport:
     return InferReport(
         model=str(model.session.model.path),
         provider=model.session.provider,
@@ -247,7 +251,7 @@ def _task_of_tokens(model: TextModel, texts: Sequence[TextInput], task: str | No
     return model.task_of(task)
 
 
-def _answer_part(model: TextModel, texts: Sequence[TextInput], asked: Asked, read: Read) -> None:
+def _answer_part(model: TextModel, texts: Sequence[TextInput], asked: AnswerOptions, read: AnsweredTexts) -> None:
     head, counts = model.head, read.counts
     items: list[Text] = [
         text.contents if text.query is None or model.is_late_interaction else (text.query, text.contents)
@@ -297,7 +301,9 @@ def _answer_part(model: TextModel, texts: Sequence[TextInput], asked: Asked, rea
         )
 
 
-def _token_answers(model: TextModel, texts: Sequence[TextInput], encoded: TokenVectors, read: Read) -> Iterator[Answer]:
+def _token_answers(
+    model: TextModel, texts: Sequence[TextInput], encoded: TokenVectors, read: AnsweredTexts
+) -> Iterator[Answer]:
     """Answer with each text's similarity to its query, or with its vectors if it has none."""
     is_mean = isinstance(model.head, TokensOfTexts) and model.head.is_mean
     for place, text in enumerate(texts):
@@ -341,7 +347,7 @@ def numbers_of(vector: NDArray[Any]) -> tuple[float, ...]:
     return tuple(vector.tolist() if vector.dtype.kind in "iu" else (float(str(value)) for value in vector))
 
 
-def _similarities(model: TextModel, read: Read) -> tuple[tuple[float, ...], ...]:
+def _similarities(model: TextModel, read: AnsweredTexts) -> tuple[tuple[float, ...], ...]:
     """Return the cosine of every pair of embeddings, or nothing with a note if the table would be huge."""
     count = len(read.vectors)
     if count < 2 or not isinstance(model.head, Embeddings):
@@ -366,7 +372,7 @@ def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:
     )
 
 
-def _notes(model: TextModel, asked: Asked, counts: Counts) -> list[str]:
+def _notes(model: TextModel, asked: AnswerOptions, counts: Counts) -> list[str]:
     """Return notes for the user on how the texts were read."""
     notes = list(model.reading_notes)
     if asked.task is None and (note := model.route_note):

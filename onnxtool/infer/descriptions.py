@@ -35,7 +35,7 @@ _ASSUMED = "assumed, as no file says it"
 
 
 @dataclass(frozen=True)
-class Reading:
+class Interpretation:
     """The interpretation of a file, from its stamp, the user's description, or its outputs and checkpoint.
 
     Attributes:

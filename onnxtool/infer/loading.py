@@ -12,9 +12,9 @@ from onnxtool.checkpoint.folder import CheckpointFolder, Prompts, find_checkpoin
 from onnxtool.checkpoint.limits import Limit, graph_limit, limit_of_task, text_limit
 from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.infer.answering import Asked, Item, answer_texts, stream_answers
+from onnxtool.infer.answering import AnswerOptions, Item, answer_texts, stream_answers
 from onnxtool.infer.chats import Chats, LongTexts
-from onnxtool.infer.descriptions import Reading
+from onnxtool.infer.descriptions import Interpretation
 from onnxtool.infer.generation.graphs import ENCODER_MASK, find_encoder
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.heads.head import BatchRules
@@ -66,7 +66,7 @@ class LoadedModel(TextModel):
             SessionError: onnxruntime fails, or returns a value that is not finite.
         """
         read = None if long is None else LongTexts.of(long)
-        return answer_texts(self, tuple(several(texts)), Asked(query, prompt, task, read, top_k))
+        return answer_texts(self, tuple(several(texts)), AnswerOptions(query, prompt, task, read, top_k))
 
     @checked
     def stream(
@@ -74,7 +74,7 @@ class LoadedModel(TextModel):
         texts: str | TextInput | Iterable[Item],
         *,
         query: str | None = None,
-        asked: Asked = Asked(),  # noqa: B008  frozen
+        asked: AnswerOptions = AnswerOptions(),  # noqa: B008  frozen
         total: int = 0,
     ) -> Iterator[InferReport]:
         """Answer any number of texts like `answer`, a few hundred at a time; see `stream_answers`."""
@@ -123,7 +123,7 @@ def load(
     tokenizer = open_tokenizer(folder)
     task, reading = model.stated_task, None
     if not task or (description is not None and description.given):
-        reading = Reading(model, folder, description or FileDescription())
+        reading = Interpretation(model, folder, description or FileDescription())
         folder, task = reading.folder, reading.task(tokenizer.vocabulary_size)
     reads = model  # the graph that reads texts
     if DECODER_KEY in model.metadata or ENCODER_MASK in model.input_names:

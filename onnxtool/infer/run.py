@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.checkpoint.text_files import TextInput, count_lines, iterate_texts
 from onnxtool.errors import InputError, OptionError
-from onnxtool.infer.answering import Asked, answer_queries, answer_texts, in_parts, stream_answers
+from onnxtool.infer.answering import AnswerOptions, answer_queries, answer_texts, in_parts, stream_answers
 from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.generation.graphs import ENCODER_MASK, cache_of
 from onnxtool.infer.generation.options import GenerateOptions
@@ -89,11 +89,11 @@ class TextJob:
         return load_as(self.options, self.model, self.options.model_name, self.options.threads)
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> AnswerOptions:
         """What the options ask of each text."""
         options = self.options
         long = None if options.long is None else LongTexts(options.long, options.overlap)
-        return Asked(options.query, options.prompt, options.text_task, long, options.top_k)
+        return AnswerOptions(options.query, options.prompt, options.text_task, long, options.top_k)
 
     def answer(self, texts: Iterable[TextInput]) -> InferReport:
         """Return the answer for each text."""

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
-from onnxtool.benchmarking.rounds import InterleavedRuns, Limits
+from onnxtool.benchmarking.rounds import InterleavedRuns, RoundLimits
 from onnxtool.errors import CheckpointError, GateError, InputError, OnnxtoolError, ProviderError
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
@@ -82,7 +82,7 @@ def test_blocks_of_a_round_have_the_same_inputs() -> None:
         return run
 
     turns = InterleavedRuns([[call(which, batch) for batch in range(7)] for which in range(2)])
-    turns.take(Limits(float("inf"), 0.3))
+    turns.take(RoundLimits(float("inf"), 0.3))
     ours, theirs = turns.blocks
     assert list(map(len, ours)) == list(map(len, theirs))
     assert seen[0] == seen[1]
@@ -91,7 +91,7 @@ def test_blocks_of_a_round_have_the_same_inputs() -> None:
 def test_a_block_goes_on_where_the_last_one_ended() -> None:
     """So that every text is run as often, in blocks of five."""
     seen: list[int] = []
-    InterleavedRuns([[partial(seen.append, batch) for batch in range(7)]]).take(Limits(14, 60.0))
+    InterleavedRuns([[partial(seen.append, batch) for batch in range(7)]]).take(RoundLimits(14, 60.0))
     assert seen == [*range(7), *range(7)]
 
 

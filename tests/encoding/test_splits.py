@@ -13,10 +13,10 @@ from onnxtool.encoding import parquet, sources
 from onnxtool.encoding.options import PartOptions
 from onnxtool.encoding.sources import Document, LineCounts, Reject, Source, SourceReader, find_sources
 from onnxtool.encoding.splits import (
-    Limits,
     Split,
     SplitWindows,
     Window,
+    WindowLimits,
     format_ranges,
     parse_part,
     parse_ranges,
@@ -26,7 +26,7 @@ from onnxtool.encoding.splits import (
 from onnxtool.errors import InputError
 from tests.encoding.corpora import collection, make_texts, write_corpus
 
-LIMITS = Limits(8, 4, 1 << 20)
+LIMITS = WindowLimits(8, 4, 1 << 20)
 
 
 def read(split: Split, before: int = 0) -> tuple[list[Document | Reject], SourceReader]:
@@ -113,7 +113,9 @@ def test_small_files_are_put_together() -> None:
     assert cut == [*whole, ("e", 0, 10), ("e", 10, 20), ("e", 20, None), ("f", 0, None)]
 
 
-def windows_of(texts: Sequence[str], tmp_path: Path, done: Sequence[str] = (), limits: Limits = LIMITS) -> list[Window]:
+def windows_of(
+    texts: Sequence[str], tmp_path: Path, done: Sequence[str] = (), limits: WindowLimits = LIMITS
+) -> list[Window]:
     """Return the windows of a corpus that is one split, but for the last, which says how it ended."""
     (source,) = find_sources(write_corpus(tmp_path / "corpus.jsonl", texts))[0]
     *found, last = SplitWindows(0, SourceReader([source]), limits, done)
@@ -136,7 +138,7 @@ def test_every_document_is_in_one_window_of_its_shard(tmp_path: Path, count: int
 
 def test_a_window_of_long_texts_closes_early(tmp_path: Path) -> None:
     """Ten characters are two texts of five."""
-    found = windows_of(["a cat"] * 5, tmp_path, limits=Limits(100, 100, 10))
+    found = windows_of(["a cat"] * 5, tmp_path, limits=WindowLimits(100, 100, 10))
     assert [len(window.documents) for window in found] == [2, 2, 1]
 
 
