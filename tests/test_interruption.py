@@ -28,14 +28,14 @@ START = (
     "import os, signal, sys, time\nfor name in ('SIGINT', 'SIGTERM', 'SIGHUP'):\n"
     "    number = getattr(signal, name, None)\n"
     "    if number and signal.getsignal(number) == signal.SIG_IGN: signal.signal(number, signal.SIG_DFL)\n"
-    "from onnxtool import cli\n"
+    "from onnxtool import cli\nfrom onnxtool.cli import entry\n"
 )
 
 
 def run(command: str, before: str = "") -> subprocess.Popen[str]:
     """Start a process that runs `command` as onnxtool runs one."""
     code = (
-        f"{START}{before}def command(arguments):\n    {command}\n    return 2\ncli.run_arguments = command\ncli.run()"
+        f"{START}{before}def command(arguments):\n    {command}\n    return 2\nentry.run_arguments = command\ncli.run()"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -85,6 +85,7 @@ class ModelFile:
                 )
         return model
 
+    @checked
     def stamp(self, entries: Mapping[str, str]) -> None:
         """Add metadata by appending to the file, which must not have any of these keys."""
         stamp(self.path, entries)
