@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -124,6 +125,27 @@ def test_fastembed_has_one_formula_for_encoders_whose_queries_are_looked_up(acti
         return
     with pytest.raises(TargetError, match=r"fastembed computes the max of log\(1 \+ log\(1 \+ relu\)\)"):
         use_for(TARGETS["fastembed"], "sparse-encoding", modules, pads_left=False, looks_up=True)
+
+
+@pytest.mark.parametrize(("opset", "read"), [(17, True), (19, False)])
+def test_a_graph_is_of_versions_that_the_consumer_reads(minilm: Path, opset: int, read: bool) -> None:
+    """A newer format is declared as the newest that it knows; a newer opset is refused."""
+    chroma = specification(
+        "chroma", minilm, AutoTokenizer.from_pretrained(minilm), inputs=("input_ids", "attention_mask")
+    )
+    text = f"""<ir_version: 11, opset_import: ["" : {opset}]>
+    g (int64[batch_size, sequence] input_ids, int64[batch_size, sequence] attention_mask)
+    => (float[batch_size, sequence, 1] last_hidden_state) {{
+        a = Constant <value_ints: ints = [2]> ()
+        m = Mul(input_ids, attention_mask) u = Unsqueeze(m, a) last_hidden_state = Cast <to = 1> (u)
+    }}"""
+    model = ir.from_onnx_text(text)
+    if read:
+        chroma.adapt(model, 256)
+        assert model.ir_version == 8
+    else:
+        with pytest.raises(TargetError, match="opset 19, and Chroma reads up to 18"):
+            chroma.adapt(model, 256)
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
