@@ -128,6 +128,14 @@ def test_a_signal_that_a_destructor_drops_is_raised_again_and_leaves_nothing(tmp
     assert (tmp_path / "m.onnx").read_text() == "earlier"
 
 
+def test_a_command_that_loses_the_exception_ends_with_the_code_of_the_signal() -> None:
+    """What catches it may end the command with a code of its own, after the line that says it was interrupted."""
+    process = started("\n    try: print('ready', flush=True); time.sleep(60)\n    except BaseException: return 1")
+    process.terminate()
+    assert process.communicate(timeout=30) == ("", "error: interrupted by SIGTERM\n")
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 def test_a_signal_waits_for_the_end_of_critical_lines() -> None:
     """In any program: the handler that is installed there runs afterwards, once."""
     seen: list[str] = []

@@ -35,6 +35,7 @@ def run() -> NoReturn:
         from onnxtool.cli.entry import run_arguments
 
         code = run_arguments(sys.argv[1:])
+        interruption.check_interrupted()  # whoever caught the exception ends the command with another code
     except interruption.Interrupted as stop:
         code = stop.code
     interruption.ignore_signals()
