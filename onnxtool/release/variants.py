@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.options import DTYPES
 from onnxtool.export.report import ExportReport
 from onnxtool.export.run import CARD
 from onnxtool.export.targets import TARGETS, Target
@@ -92,7 +93,7 @@ def export_variants(options: ExportOptions, *, settings: Settings | None = None)
         made.extend(_write(graph, precision, target, make) for precision in precisions)
         card = place.parents[depth] / CARD
         before = read_text(card) if card.is_file() else f"# {place.parents[depth].name}\n"
-        section = _section(graph, made)
+        section = _section(graph, made, options)
         (graph.parents[depth] / CARD).write_text(_with_section(before, section), encoding="utf-8")
 
     return VariantsReport(export_model(options, add_files=add_files), tuple(made))
@@ -119,9 +120,10 @@ def _errors(report: OptimizeReport) -> tuple[float | None, float | None]:
     return error, None if compared is None else compared.max_abs_error
 
 
-def _section(graph: Path, variants: Sequence[Variant]) -> str:
+def _section(graph: Path, variants: Sequence[Variant], options: ExportOptions) -> str:
     """Return the table of the files as Markdown."""
-    rows = [(graph.name, "fp32", graph.stat().st_size, "the export, compared with PyTorch")]
+    compared = "compared with PyTorch" if options.verify else "not verified"
+    rows = [(graph.name, DTYPES[options.dtype], graph.stat().st_size, f"the export, {compared}")]
     for one in variants:
         error = "not measured" if one.error is None else f"1 - cosine at most {one.error:.2g}"
         rows += [(name, one.precision, one.size_bytes, error) for name in one.files]

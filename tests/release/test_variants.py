@@ -130,6 +130,16 @@ def test_the_card_states_size_and_error_of_each_file(exported: tuple[Path, Varia
             assert one.size_bytes == size
 
 
+def test_a_card_does_not_call_verified_what_was_not_compared(workshop: Workshop, tmp_path: Path) -> None:
+    """Neither the export nor the files beside it."""
+    checkpoint, folder = workshop.checkpoint("tiny-encoder"), tmp_path / "m"
+    report = export_variants(ExportOptions(checkpoint, target="vespa", output=folder, precisions="fp16", verify=False))
+    assert report.variants[0].verification is None
+    card = (folder / "README.md").read_text()
+    assert "| the export, not verified |" in card
+    assert "| not measured |" in card
+
+
 def test_browsers_have_the_operators_and_the_precisions_are_what_they_say(
     exported: tuple[Path, VariantsReport],
 ) -> None:
