@@ -36,7 +36,7 @@ from onnxtool.optimize.quantization.conversion import MAX_ERROR, Conversion, Con
 from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
 from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.quantization.ranking import measure_ranking
-from onnxtool.optimize.quantization.written import count_written
+from onnxtool.optimize.quantization.written import count_written, require_weights
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Speed
 from onnxtool.optimize.speed import compare_speed
 from onnxtool.optimize.stored_vectors import Storage, take_off
@@ -265,6 +265,7 @@ class _Run:
         if storage is not None:
             storage.put_back(converted.model)
         result = ModelFile.open(save_model(converted.model, self.staging))
+        require_weights(converted.model, result.path)
         precision, quantization = converted.precision, converted.quantization
         if quantization is not None:
             quantization = count_written(quantization, result.path)

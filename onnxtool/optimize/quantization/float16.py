@@ -21,6 +21,7 @@ from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization.activations import Feeds, open_written
+from onnxtool.optimize.quantization.written import made_from
 
 _PREFIX = "onnxtool.range/"
 
@@ -348,10 +349,13 @@ def _widen_for_branches(node: ir.Node, floats: frozenset[str]) -> None:
 def _halved(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """Return a tensor in float16, computed when it is read; numbers beyond its range are clipped."""
 
-    def convert() -> ir.TensorProtocol:
-        return ir.tensor(np.clip(tensor.numpy(), -_LARGEST, _LARGEST).astype(np.float16))
+    def clipped() -> Any:
+        return np.clip(tensor.numpy(), -_LARGEST, _LARGEST)
 
-    return ir.LazyTensor(convert, dtype=ir.DataType.FLOAT16, shape=ir.Shape(tensor.shape.numpy()))
+    def convert() -> ir.TensorProtocol:
+        return ir.tensor(clipped().astype(np.float16))
+
+    return made_from(ir.LazyTensor(convert, ir.DataType.FLOAT16, ir.Shape(tensor.shape.numpy())), clipped)
 
 
 def _retype(node: ir.Node, floats: frozenset[str], opsets: Mapping[str, int]) -> None:

@@ -31,6 +31,7 @@ from onnxtool.optimize.quantization.linear_layers import (
     shared_initializer,
     unfuse_linear_layers,
 )
+from onnxtool.optimize.quantization.written import made_from
 from onnxtool.optimize.report import FallbackLayer
 from onnxtool.progress import counted
 
@@ -313,7 +314,10 @@ def lazy_parts(
     rows, columns = size
     num_blocks = -(-rows // BLOCK)
     return {
-        "blocks": ir.LazyTensor(weight, ir.DataType.UINT8, ir.Shape([columns, num_blocks, BLOCK * bits // 8])),
+        "blocks": made_from(
+            ir.LazyTensor(weight, ir.DataType.UINT8, ir.Shape([columns, num_blocks, BLOCK * bits // 8])),
+            lambda: read().T,
+        ),
         "scale": ir.LazyTensor(scale, ir.DataType.FLOAT, ir.Shape([columns, num_blocks])),
         "zero": ir.LazyTensor(zero, ir.DataType.UINT8, ir.Shape([columns, -(-num_blocks * bits // 8)])),
     }
@@ -404,7 +408,8 @@ def _own_blocks(table: ir.Value, grids: Grids, node: ir.Node) -> _Blocks:
         return ir.tensor(np.ascontiguousarray(packed[:, : width // 2]))  # without padding in the last block
 
     parts = lazy_parts(name, (width, num_rows), 4, grids, read)
-    parts["blocks"] = ir.LazyTensor(data, ir.DataType.UINT8, ir.Shape([num_rows, width // 2]))
+    rows = ir.LazyTensor(data, ir.DataType.UINT8, ir.Shape([num_rows, width // 2]))
+    parts["blocks"] = made_from(rows, tensor.numpy)
     writer = Writer(node)
     return _Blocks(4, *(writer.initializer(part, f"{name}_int4_{suffix}") for suffix, part in parts.items()))
 

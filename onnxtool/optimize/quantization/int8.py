@@ -53,6 +53,7 @@ from onnxtool.optimize.quantization.linear_layers import (
     shared_initializer,
     unfuse_linear_layers,
 )
+from onnxtool.optimize.quantization.written import made_from
 from onnxtool.optimize.report import FallbackLayer
 from onnxtool.progress import counted
 
@@ -378,7 +379,14 @@ def _lazy_weights(
         divisor = adjustment.result_smoothing_scale
         return codes, scale if divisor is None else scale / divisor
 
-    return _lazy(quantized, layer.size, layer.size[1:])
+    def floats() -> Floats:
+        factor = 1 if adjustment.smoothing_scale is None else adjustment.smoothing_scale
+        divisor = 1 if adjustment.result_smoothing_scale is None else adjustment.result_smoothing_scale[:, None]
+        columns: Floats = read().T * factor / divisor
+        return columns
+
+    tensor, scale = _lazy(quantized, layer.size, layer.size[1:])
+    return made_from(tensor, floats), scale
 
 
 def _lazy(
@@ -458,7 +466,8 @@ def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.Tensor
         return np.ascontiguousarray(columns.T), scale[:, None]
 
     rows, columns = (int(size) for size in tensor.shape.numpy())
-    return _lazy(quantized, (rows, columns), (rows, 1))
+    codes, scale = _lazy(quantized, (rows, columns), (rows, 1))
+    return made_from(codes, tensor.numpy), scale
 
 
 def _unfuse_embeddings(model: ir.Model) -> list[str]:

@@ -1,20 +1,26 @@
-"""Count the linear layers and embeddings in a written file by the precision of their weights.
+"""Count the linear layers and embeddings in a written file by their precision, and compare their weights.
 
 A conversion's plan is not a reliable figure: a pass may leave a layer unchanged, and no pass looks into branches and
-loop bodies.
+loop bodies. Nor are outputs: the error that is allowed hides a wrong column of a weight.
+
+Shape letters: R columns of a weight or rows of a table, W their width, C blocks in each.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.errors import PassError
-from onnxtool.graph.edit import attribute, is_weight, tensor_of
+from onnxtool.graph.edit import attribute, is_weight, only_consumer, producer, tensor_of
 from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import refusals
@@ -39,6 +45,13 @@ _PRECISIONS = {
 }
 _SUFFIXES = ("_int8", "_int4_blocks", "_int8_blocks")
 _DEFAULT_BITS = 4  # of operators that store blocks
+# The names of weights, scales and zero points among the inputs of the operators that we write.
+_PARTS = (("B", "data"), ("b_scale", "scales"), ("b_zero_point", "zero_points"))
+_ORIGIN = "onnxtool.origin"  # in a tensor's own metadata, which no file has
+# The most that rounding changes a column, in steps of its scale (root mean square): the nearest codes are off by 0.29,
+# and codes that compensate for each other by up to 0.46. A wrong scale by far more.
+_MOST_STEPS = 1.0
+_Read = Callable[[], tuple[NDArray[Any], NDArray[Any]]]
 
 
 def count_written(quantization: Quantization, path: Path) -> Quantization:
@@ -126,3 +139,81 @@ def _name(weight: ir.Value | None) -> str:
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)
     return name.removesuffix("_transposed")
+
+
+def made_from(tensor: ir.TensorProtocol, read: Callable[[], NDArray[Any]]) -> ir.TensorProtocol:
+    """Let a tensor of codes or float16 numbers remember how to read its floats, [R, W], for `require_weights`."""
+    tensor.meta[_ORIGIN] = read
+    return tensor
+
+
+def require_weights(converted: ir.Model, path: Path) -> None:
+    """Check that the converted weights in the file at `path` are those that they were made from, up to rounding.
+
+    Raises:
+        PassError: one is not, or the file lacks it.
+    """
+    stored = dict(pair for node in load_model(path).graph for pair in _stored(node))
+    for name, value in converted.graph.initializers.items():
+        read = None if value.const_value is None else value.const_value.meta.get(_ORIGIN)
+        if read is None:
+            continue
+        off = _steps_off(*stored[name](), read()) if name in stored else np.inf
+        if not off <= _MOST_STEPS:
+            raise PassError(
+                f"the weight {name} in the file is off by {off:.3g} steps from the one that it was made from, and "
+                f"rounding accounts for {_MOST_STEPS:g} at most",
+                "no file was written; please report this model",
+            )
+
+
+def _steps_off(values: NDArray[Any], steps: NDArray[Any], floats: NDArray[Any]) -> float:
+    """Return the largest root mean square of a row's differences from its floats, [R, W], in steps."""
+    floats = _as_rows(floats)
+    width = floats.shape[1]
+    off = (values[:, :width] - floats) / np.maximum(np.abs(steps[:, :width]), np.finfo(np.float32).tiny)
+    return float(np.sqrt(np.einsum("rw,rw->r", off, off) / max(1, width)).max(initial=0.0))
+
+
+def _stored(node: ir.Node) -> Iterator[tuple[str, _Read]]:
+    """Yield the name of each converted weight of a node, and what reads its numbers and their steps, [R, W]."""
+    for value in filter(is_weight, node.inputs):
+        if value is not None and value.dtype == ir.DataType.FLOAT16:
+            yield str(value.name), partial(_read_halves, tensor_of(value))
+    inputs = named_inputs(node.domain, node.op_type, node.inputs)
+    parts = [next((inputs[name] for name in names if name in inputs), None) for names in _PARTS]
+    if node.op_type == "Gather":
+        parts[1:] = [_scale_of_rows(node)]
+    if all(map(is_weight, parts)):
+        yield str(parts[0] and parts[0].name), partial(_read_codes, node, [tensor_of(one) for one in parts if one])
+
+
+def _scale_of_rows(node: ir.Node) -> ir.Value | None:
+    """Return the scale in `Mul(Cast(Gather(table, ids)), Gather(scale, ids))`."""
+    rows = only_consumer(node.outputs[0], "Cast")
+    product = None if rows is None else only_consumer(rows.outputs[0], "Mul")
+    lookups = [] if product is None else [producer(one, "Gather") for one in product.inputs]
+    return next((one.inputs[0] for one in lookups if one is not None), None)
+
+
+def _read_halves(tensor: ir.TensorProtocol) -> tuple[NDArray[Any], NDArray[Any]]:
+    array = _as_rows(tensor.numpy())
+    return array.astype(np.float32), np.spacing(np.abs(array)).astype(np.float32)
+
+
+def _read_codes(node: ir.Node, tensors: Sequence[ir.TensorProtocol]) -> tuple[NDArray[Any], NDArray[Any]]:
+    codes, scale, *others = (tensor.numpy() for tensor in tensors)
+    zero = others[0] if others else np.zeros_like(scale)
+    if scale.ndim == 1:  # of the columns of a product
+        codes, scale, zero = codes.T, scale[:, None], zero.reshape(-1, 1)
+    if attribute(node, "bits", 8) == 4:
+        codes, zero = (np.stack((one & 15, one >> 4), axis=-1).reshape(*one.shape[:-1], -1) for one in (codes, zero))
+    codes = codes.reshape(len(scale), -1)
+    size, (num_blocks, width) = attribute(node, "block_size", codes.shape[1]), (scale.shape[1], codes.shape[1])
+    wide = (np.repeat(one[:, :num_blocks].astype(np.float32), size, axis=1)[:, :width] for one in (scale, zero))
+    steps, zeros = wide
+    return (codes - zeros) * steps, steps
+
+
+def _as_rows(array: NDArray[Any]) -> NDArray[Any]:
+    return array.reshape(len(array) if array.ndim else 1, -1)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.errors import PassError
+from onnxtool.model_file import save_model
+from onnxtool.optimize.quantization.arithmetic import Adjustment
 from onnxtool.optimize.report import OptimizeReport, Quantization
 from tests.graphs import of_text
 from tests.optimize.passes.builders import Arrays, normal
@@ -156,3 +158,84 @@ def test_a_model_without_float32_matrices_has_no_half_precision(
     """It would be the same file under another name; the error says which dtype there is."""
     with pytest.raises(PassError, match=message):
         optimized(tmp_path, body, weights, "fp16")
+
+
+# Random rows, looked up and passed through two layers; the first column of `w` hardly matters behind the first row of
+# `v`, so that no output shows what becomes of it.
+LOOKUP = (
+    "g (int64[b, s] input_ids) => (float[b, s, 64] y) { e = Gather(t, input_ids) a = MatMul(e, w) y = MatMul(a, v) }"
+)
+HIDDEN = np.ones((64, 1), np.float32)
+HIDDEN[0] = 1e-4
+LOOKED_UP = {"t": normal(2048, 64, seed=2), "w": WEIGHTS["w"], "v": HIDDEN * WEIGHTS["v"]}
+
+
+def times_four(name: str, column: Any) -> Callable[[Arrays], Arrays]:
+    """Return a fault that multiplies a column of the weight or scale called `name`."""
+
+    def spoil(arrays: Arrays) -> Arrays:
+        array = arrays[name].copy()
+        array[column] *= 4
+        return {name: array}
+
+    return spoil
+
+
+COLUMN = (slice(None), 0)
+FAULTS: list[tuple[str, str, Callable[[Arrays], Arrays]]] = [
+    ("int8", "w_int8", times_four("w_scale", 0)),
+    ("int8", "w_int8", lambda arrays: {"w_scale": np.roll(arrays["w_scale"], 1)}),
+    ("int8", "w_int8", lambda arrays: {"w_zero": np.int8(-128) + arrays["w_zero"]}),
+    ("int8", "w_int8", lambda arrays: {"w_int8": arrays["w_int8"].T}),
+    ("int8", "t_rows_int8", times_four("t_rows_scale", 7)),
+    ("int8", "t_rows_int8", lambda arrays: {"t_rows_int8": arrays["t_rows_int8"][::-1]}),
+    ("int4", "w_int4_blocks", times_four("w_int4_scale", 0)),
+    ("int4", "w_int4_blocks", lambda arrays: {"w_int4_scale": np.roll(arrays["w_int4_scale"], 1, axis=0)}),
+    ("int4", "w_int4_blocks", lambda arrays: {"w_int4_zero": arrays["w_int4_zero"] ^ np.uint8(0x88)}),
+    ("int4", "t_rows_int4_blocks", lambda arrays: {"t_rows_int4_blocks": arrays["t_rows_int4_blocks"][::-1]}),
+    ("int4_fp16", "w_int4_blocks", times_four("w_int4_scale_float16", 0)),
+    ("fp16", "w_float16", times_four("w_float16", COLUMN)),
+    ("fp16", "t_float16", lambda arrays: {"t_float16": arrays["t_float16"][::-1]}),
+]
+
+
+@pytest.mark.parametrize(("precision", "name", "fault"), FAULTS, ids=lambda one: one if isinstance(one, str) else "")
+def test_no_file_has_a_weight_that_is_not_the_one_it_was_made_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, name: str, fault: Callable[[Arrays], Arrays]
+) -> None:
+    """Whether or not an output shows it: the bound on the error hides a column."""
+
+    def save(model: Any, staging: Any) -> Path:
+        path = save_model(model, staging)
+        written = onnx.load(path)
+        tensors = {one.name: one for one in written.graph.initializer}
+        for changed, array in fault({key: numpy_helper.to_array(one) for key, one in tensors.items()}).items():
+            tensors[changed].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), changed))
+        onnx.save(written, path)
+        return path
+
+    onnx.save(of_text(LOOKUP, LOOKED_UP), tmp_path / "m.onnx")
+    options = OptimizeOptions(
+        tmp_path / "m.onnx", output=tmp_path / "o.onnx", precision=precision, max_error=0.05, timing=False
+    )
+    monkeypatch.setattr("onnxtool.optimize.run.save_model", save)
+    with pytest.raises(PassError, match=f"the weight {name} in the file is off by"):
+        optimize_model(options)
+    assert not (tmp_path / "o.onnx").exists()
+    monkeypatch.undo()
+    assert optimize_model(options).verification is not None  # as it is, the file is right
+
+
+def test_a_fault_of_the_rounding_itself_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a weight is compared with is not what rounds it."""
+    quantize = Adjustment.quantize
+
+    def spoiled(*given: Any, **options: Any) -> tuple[Any, Any]:
+        codes, scale = quantize(*given, **options)
+        return codes, scale * np.where(np.arange(len(scale)) == 0, np.float32(4), np.float32(1))
+
+    monkeypatch.setattr(Adjustment, "quantize", spoiled)
+    onnx.save(of_text(LOOKUP, LOOKED_UP), tmp_path / "m.onnx")
+    with pytest.raises(PassError, match="the weight [wv]_int8 in the file is off by"):
+        optimize_model(OptimizeOptions(tmp_path / "m.onnx", precision="int8", max_error=0.9, timing=False))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
