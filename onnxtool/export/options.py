@@ -105,7 +105,7 @@ class ExportOptions(Options):
     max_error: Annotated[
         float | None,
         Option(
-            "With --precisions, the upper bound on 1 - cosine of int8 and int4, on calibration texts.",
+            "With --precisions, the upper bound on 1 - cosine of int8, uint8 and int4, on calibration texts.",
             metavar="X",
             minimum=0,
             maximum=1,

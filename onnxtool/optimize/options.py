@@ -26,14 +26,15 @@ from onnxtool.runtime.providers import (
 INT4_FP16 = "int4_fp16"
 # Defined here rather than with the passes, because --help lists them without importing the passes.
 PRECISIONS: dict[str, tuple[str, ...]] = {
-    "cpu": ("fp32", "fp16", "int8", "int4", INT4_FP16, "auto"),
+    "cpu": ("fp32", "fp16", "int8", "uint8", "int4", INT4_FP16, "auto"),
     "cuda": ("fp32", "fp16", "int4", "auto"),
     "openvino": ("fp32", "bf16", "int8", "auto"),
 }
 PROVIDER_NAMES = tuple(PRECISIONS)
-PRECISION_NAMES = ("fp32", "fp16", "bf16", "int8", "int4", INT4_FP16, "auto")
+PRECISION_NAMES = ("fp32", "fp16", "bf16", "int8", "uint8", "int4", INT4_FP16, "auto")
+EIGHT_BITS = ("int8", "uint8")
 BLOCKS = ("int4", INT4_FP16)
-QUANTIZED = ("int8", *BLOCKS)
+QUANTIZED = (*EIGHT_BITS, *BLOCKS)
 MIXED, PER_ROW, DYNAMIC, STATIC = ACTIVATIONS = ("mixed", "per_row", "dynamic", "static")
 """Quantization modes of int8 activations; the first is the default.
 
@@ -56,7 +57,8 @@ class OptimizeOptions(ProviderOptions):
         require_fusion: fail unless every attention is fused.
         provider: the provider that the file is for, one of PROVIDER_NAMES, with a device and options of its own; or
             `auto`, with the precision auto, for the fastest one on this machine.
-        precision: `fp32`, `fp16`, `bf16`, `int8`, `int4`, or `auto` for the fastest one on this machine.
+        precision: one of PRECISION_NAMES: `uint8` is int8 with unsigned weights, and `auto` the fastest one on this
+            machine.
         activations: range of int8 activations: `per_row` for one per token, `dynamic` for one per run, `static`
             for ranges fixed by `calibration`, or `mixed` for `static` after normalizations and `per_row` elsewhere;
             None for mixed, or for other precisions.
@@ -96,8 +98,8 @@ class OptimizeOptions(ProviderOptions):
         str,
         Option(
             "Precision of weights and arithmetic; inputs and outputs keep their types. bf16: float32 weights that the "
-            "provider multiplies in bfloat16. int4: weights in 4-bit blocks; int4_fp16: the rest in fp16. auto: the "
-            "fastest on this machine within --max_error.",
+            "provider multiplies in bfloat16. uint8: int8 with unsigned weights. int4: weights in 4-bit blocks; "
+            "int4_fp16: the rest in fp16. auto: the fastest on this machine within --max_error.",
             choices=PRECISION_NAMES,
         ),
     ] = "fp32"
@@ -208,7 +210,7 @@ class OptimizeOptions(ProviderOptions):
             )
         if self.calibration is not None and given.samples:
             raise OptionError("a model is calibrated on texts or on samples", "leave --calibration out")
-        if self.activations is not None and precision != "int8":
+        if self.activations is not None and precision not in EIGHT_BITS:
             hint = "leave it out: auto tries all" if precision == "auto" else "pass --precision int8"
             raise OptionError(f"--activations is for int8, and the precision is {precision}", hint)
         if self.embeddings is not None and precision not in BLOCKS:

@@ -18,7 +18,7 @@ from onnxtool.export.targets import TARGETS
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import HEAD_KEY, TASK_KEY, WEIGHTS_KEY, License
 from onnxtool.optimize import OptimizeOptions, optimize_model
-from onnxtool.optimize.options import BLOCKS, QUANTIZED
+from onnxtool.optimize.options import BLOCKS, EIGHT_BITS, QUANTIZED
 from onnxtool.options import Options
 from onnxtool.progress import tell
 from onnxtool.release.config import ReleaseConfig
@@ -46,7 +46,7 @@ _PACKAGES = ("onnxruntime", "onnx", "torch", "transformers", "numpy", "tokenizer
 _TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "special_tokens_map", "spiece", "added_tokens", "sentencepiece")
 # Options of [optimize] by the precisions that accept them; all others apply to every precision.
 _TAKEN_BY = {
-    "activations": ("int8",),
+    "activations": EIGHT_BITS,
     "cpu": ("int8",),
     "max_error": QUANTIZED,
     "calibration": QUANTIZED,

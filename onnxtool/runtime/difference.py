@@ -63,7 +63,7 @@ TOLERANCES = {
     "fp32": Tolerance(atol=1e-4, rtol=1e-5, cosine=0.99999),
     "fp16": Tolerance(atol=5e-3, rtol=1e-2, cosine=0.9999, rounding=2.0**-10),
     "bf16": Tolerance(atol=1e-2, rtol=5e-2, cosine=0.999, rounding=2.0**-7),
-    "int8": Tolerance(atol=1e-2, rtol=0.5, cosine=0.97),
+    **dict.fromkeys(("int8", "uint8"), Tolerance(atol=1e-2, rtol=0.5, cosine=0.97)),
     **dict.fromkeys(("int4", "int4_fp16"), Tolerance(atol=1e-2, rtol=0.5, cosine=0.95)),
 }
 

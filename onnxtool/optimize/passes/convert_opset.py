@@ -28,7 +28,7 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
     """
     opset = default_opset(model.opset_imports)
     operators = {node.op_type for node in model.graph.all_nodes() if not node.domain}
-    is_below_int8 = opset < _INT8_OPSET and context.precision in ("int8", "auto")
+    is_below_int8 = opset < _INT8_OPSET and context.precision in ("int8", "uint8", "auto")
     if not 0 < opset < _OPSET or (operators.isdisjoint(_PATTERNS) and not is_below_int8):
         return Outcome(model, 0)
     reason = _obstacle(model, opset, operators)

@@ -21,6 +21,7 @@ from onnxtool.model_file.metadata import (
 from onnxtool.optimize.options import (
     ANY_CPU,
     DYNAMIC,
+    EIGHT_BITS,
     EXACT_CPUS,
     INT4_FP16,
     MIXED,
@@ -33,11 +34,11 @@ from onnxtool.optimize.quantization.activations import Feeds, open_written
 from onnxtool.optimize.quantization.adjustments import HEADROOM, NORMALIZED_HEADROOM
 from onnxtool.optimize.quantization.bounded import Quantized
 from onnxtool.optimize.quantization.calibration import Calibration, make_calibration
-from onnxtool.optimize.quantization.cpu_arithmetic import figures_of
+from onnxtool.optimize.quantization.cpu_arithmetic import EXACT, figures_of
 from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.quantization.float16 import LEAST, beyond, measure_ranges, to_float16
 from onnxtool.optimize.quantization.int4 import to_int4
-from onnxtool.optimize.quantization.int8 import to_int8
+from onnxtool.optimize.quantization.int8 import to_int8, unsigned_weights
 from onnxtool.optimize.report import PassResult, Quantization
 from onnxtool.progress import tell
 from onnxtool.runtime.providers import BF16, FP32, products_saturate
@@ -46,7 +47,7 @@ MAX_ERROR = 0.01
 """The default bound on the quantization error: rankings of texts hardly change below it."""
 
 
-_DTYPES = {"fp16": "float16", "int8": "int8", "int4": "int4", INT4_FP16: "int4"}
+_DTYPES = {"fp16": "float16", "int8": "int8", "uint8": "uint8", "int4": "int4", INT4_FP16: "int4"}
 # Half of the range of float16: other texts may produce larger values than the calibration texts.
 _LARGEST_IN_FLOAT16 = 65504.0 / 2
 
@@ -140,7 +141,7 @@ class Conversion:
 
         notes = "; ".join(filter(None, (self.calibration.note, result.report.note)))
         report = replace(result.report, num_texts=self.calibration.num_texts, note=notes)
-        if precision == "int8":
+        if precision in EIGHT_BITS:
             arithmetic = figures_of(result.errors, small_pairs=not self.is_for_exact_cpus)
             caveat = self._batch_effect(result.outcome.model) if activations == DYNAMIC else self._caveat(activations)
             note = "; ".join(note for note in (report.note, caveat) if note)
@@ -172,11 +173,12 @@ class Conversion:
 
     def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:
         feeds = self.calibration.feeds
-        if precision == "int8":
+        if precision in EIGHT_BITS:
             exact = self.is_for_exact_cpus
             if exact:  # also for the sessions that measure it here
                 model.metadata_props[EXACT_PRODUCTS_KEY] = REQUIRED
-            return to_int8(model, feeds, self.bound, activations=activations, exact=exact, folder=self.folder)
+            result = to_int8(model, feeds, self.bound, activations=activations, exact=exact, folder=self.folder)
+            return result if precision == "int8" else self._followed(model, result, unsigned_weights, precision)
         result = to_int4(
             model,
             feeds,
@@ -185,29 +187,33 @@ class Conversion:
             tables=self.options.embeddings or "int4",
             folder=self.folder,
         )
-        return self._halved(model, result) if precision == INT4_FP16 else result
+        if precision != INT4_FP16:
+            return result
+        return self._followed(model, result, self._to_float16(result.outcome.model), precision)
 
     def _to_float16(self, model: ir.Model) -> Pass:
         return to_float16(beyond(measure_ranges(model, self.feeds, self.folder), _LARGEST_IN_FLOAT16, LEAST))
 
-    def _halved(self, model: ir.Model, quantized: Quantized) -> Quantized:
-        """Convert what quantization left in float32 to float16, and measure the error of both against `model`.
+    def _followed(self, model: ir.Model, quantized: Quantized, step: Pass, precision: str) -> Quantized:
+        """Apply another pass to what was quantized, and measure the error of both against `model`.
 
         Raises:
             PassError: it exceeds the bound.
         """
         outcome, feeds = quantized.outcome, self.calibration.feeds
-        halved = self._to_float16(outcome.model).apply(outcome.model, self.context)
+        followed = step.apply(outcome.model, self.context)
         original = open_written(model, self.folder)
-        errors = measure_errors(open_written(halved.model, self.folder), feeds, [original.run(feed) for feed in feeds])
+        session = open_written(followed.model, self.folder)
+        errors = measure_errors(session, feeds, [original.run(feed) for feed in feeds])
         report = replace(quantized.report, error=float(errors.max(initial=0.0)), mean_error=float(errors.mean()))
         if report.error > self.bound:
             raise PassError(
-                f"the error in {INT4_FP16} is {report.error:.2g}, and {self.bound:g} is allowed",
-                "pass --precision int4, or a larger --max_error",
+                f"the error in {precision} is {report.error:.2g}, and {self.bound:g} is allowed",
+                "pass a larger --max_error, or another --precision",
             )
-        notes = "; ".join(filter(None, (outcome.note, halved.note)))
-        return Quantized(Outcome(halved.model, outcome.num_changes + halved.num_changes, notes), report, {})
+        notes = "; ".join(filter(None, (outcome.note, followed.note)))
+        changes = outcome.num_changes + followed.num_changes
+        return Quantized(Outcome(followed.model, changes, notes), report, {EXACT: report.error})
 
     def _describe(self, converted: Converted) -> None:
         """Record in the metadata the precision, and the optimizers that a session must not run."""

@@ -54,7 +54,7 @@ def compare_with_float32(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 def test_every_precision_of_a_provider_is_a_candidate() -> None:
     """But auto itself, and what is for browsers."""
     for provider, names in PRECISIONS.items():
-        assert {precision for precision, _ in CANDIDATES[provider]} == set(names) - {"auto", "int4_fp16"}
+        assert {precision for precision, _ in CANDIDATES[provider]} == set(names) - {"auto", "uint8", "int4_fp16"}
 
 
 def test_all_are_timed_and_the_fastest_is_the_output(exported: Path) -> None:
