@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,7 @@ _IDS, _MASK = "input_ids", "attention_mask"
 class TransformersJsSpecification(TargetSpecification):
     """A graph that closes the texts which were cut, and settings by which the file that is there is opened."""
 
-    @property
+    @cached_property
     def closing(self) -> int | None:
         """The id of the special token at the end of a text; None if there is none.
 
