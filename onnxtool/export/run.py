@@ -27,10 +27,12 @@ from onnxtool.export.options import ExportOptions, check_opset
 from onnxtool.export.preparation import Job, Request, find_requests, prepare
 from onnxtool.export.report import ExportReport
 from onnxtool.export.sidecar_files import (
+    CARD,
     SIDECAR_FILES,
     module_files,
     obsolete_sidecar_files,
     state_length,
+    without_section,
     write_json,
     write_sidecar_files,
 )
@@ -80,7 +82,6 @@ _LOGGER = logging.getLogger(__name__)
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
 # The names that onnxruntime's optimizer and tutorials use, and transformers' common names for them.
-CARD = "README.md"  # of a folder with files in several precisions
 _FIGURES = {
     "num_heads": "num_attention_heads",
     "hidden_size": "hidden_size",
@@ -283,6 +284,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
         staging.obsolete.extend(obsolete_sidecar_files(job.request.source, sidecars, paths.files))
         if options.force:  # files in other precisions belong to the graph that is replaced
             staging.obsolete.extend(paths.graph.with_name(name) for name in job.request.target.variant_names)
+            staging.obsolete.extend(without_section(paths.files / CARD, sidecars / CARD))
         stopwatch.lap("write")
         files = list(map(ModelFile.open, written))
         verifications: list[Verification | None] = [None]

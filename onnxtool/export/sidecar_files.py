@@ -58,6 +58,30 @@ SIDECAR_FILES = (
 )
 
 
+CARD = "README.md"
+_BEGIN, _END = "<!-- onnxtool: files -->", "<!-- /onnxtool -->"
+
+
+def with_section(card: str, section: str) -> str:
+    """Return the card with the section between our two marks, which is replaced if it is there; removed if empty."""
+    head, begin, rest = card.partition(_BEGIN)
+    tail = rest.partition(_END)[2] if begin else ""
+    ours = f"{_BEGIN}\n{section}\n{_END}\n" if section else ""
+    return f"{head.rstrip()}\n\n{ours}{tail.lstrip()}".rstrip() + "\n"
+
+
+def without_section(card: Path, output: Path) -> list[Path]:
+    """Write a card without our section to `output`, or return the card if it had nothing else."""
+    text = read_text(card) if card.is_file() else ""
+    if _BEGIN not in text:
+        return []
+    rest = with_section(text, "")
+    if rest.strip() in ("", f"# {card.parent.name}"):
+        return [card]
+    output.write_text(rest, encoding="utf-8")
+    return []
+
+
 def write_sidecar_files(
     source: Source, tokenizer: Any, folder: Path, existing: Path, *, module_weights: bool = False
 ) -> None:

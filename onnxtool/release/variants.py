@@ -10,7 +10,7 @@ from pathlib import Path
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.options import DTYPES
 from onnxtool.export.report import ExportReport
-from onnxtool.export.run import CARD
+from onnxtool.export.sidecar_files import CARD, with_section
 from onnxtool.export.targets import TARGETS, Target
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.options import BLOCKS, QUANTIZED
@@ -23,8 +23,6 @@ from onnxtool.verification import Verification
 
 # Return the options that make a file in a precision, given the path of the exported file and its own.
 Settings = Callable[[str, Path, Path], OptimizeOptions]
-
-_BEGIN, _END = "<!-- onnxtool: files -->", "<!-- /onnxtool -->"
 
 
 @short_repr
@@ -91,10 +89,12 @@ def export_variants(options: ExportOptions, *, settings: Settings | None = None)
 
     def add_files(graph: Path, place: Path) -> None:
         made.extend(_write(graph, precision, target, make) for precision in precisions)
+        if not made:
+            return
         card = place.parents[depth] / CARD
         before = read_text(card) if card.is_file() else f"# {place.parents[depth].name}\n"
-        section = _section(graph, made, options)
-        (graph.parents[depth] / CARD).write_text(_with_section(before, section), encoding="utf-8")
+        text = with_section(before, f"## Files\n\n{_table(graph, made, options)}")
+        (graph.parents[depth] / CARD).write_text(text, encoding="utf-8")
 
     return VariantsReport(export_model(options, add_files=add_files), tuple(made))
 
@@ -120,7 +120,7 @@ def _errors(report: OptimizeReport) -> tuple[float | None, float | None]:
     return error, None if compared is None else compared.max_abs_error
 
 
-def _section(graph: Path, variants: Sequence[Variant], options: ExportOptions) -> str:
+def _table(graph: Path, variants: Sequence[Variant], options: ExportOptions) -> str:
     """Return the table of the files as Markdown."""
     compared = "compared with PyTorch" if options.verify else "not verified"
     rows = [(graph.name, DTYPES[options.dtype], graph.stat().st_size, f"the export, {compared}")]
@@ -129,10 +129,3 @@ def _section(graph: Path, variants: Sequence[Variant], options: ExportOptions) -
         rows += [(name, one.precision, one.size_bytes, error) for name in one.files]
     lines = [f"| {name} | {precision} | {size / 1e6:.1f} | {error} |" for name, precision, size, error in rows]
     return "\n".join(("| file | precision | MB | error against the first |", "|---|---|---:|---|", *lines))
-
-
-def _with_section(card: str, section: str) -> str:
-    """Return the card with the section between our two marks, which is replaced if it is there."""
-    head, begin, rest = card.partition(_BEGIN)
-    tail = rest.partition(_END)[2] if begin else ""
-    return f"{head.rstrip()}\n\n{_BEGIN}\n## Files\n\n{section}\n{_END}\n{tail.lstrip()}"

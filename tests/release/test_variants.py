@@ -24,7 +24,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.release import VariantsReport, check_release, make_release, read_config
 from tests.workshop import Workshop
 
-BROWSER = "fp32,fp16,int8,int4,int4_fp16"
+BROWSER = "fp32,fp16,int8,uint8,int4,int4_fp16"
 NAMES = {"model.onnx", *TARGETS["transformers.js"].variant_names}
 TEXTS = ("a cat sits on the mat", "berlin", "the train leaves at noon, if nothing happens", "word " * 100, "x y " * 31)
 # Operators that onnxruntime-web lacks on the CPU in its build for WebGPU, which Transformers.js loads.
@@ -105,7 +105,7 @@ def test_all_files_are_there_and_compute_what_the_export_does(exported: tuple[Pa
     """Within the error that is stated for each; those of 8 bits have the same bytes under two names."""
     folder, report = exported
     assert {path.name for path in (folder / "onnx").iterdir()} == NAMES
-    assert [one.precision for one in report.variants] == ["fp16", "int8", "int4", "int4_fp16"]
+    assert [one.precision for one in report.variants] == ["fp16", "int8", "uint8", "int4", "int4_fp16"]
     for text in TEXTS:
         ids = ids_as_cut(folder, text)
         wanted = run(folder / "onnx" / "model.onnx", ids).astype(np.float64)
@@ -170,6 +170,22 @@ def test_the_default_opens_a_file_that_is_there(workshop: Workshop, tmp_path: Pa
     assert "model_quantized.onnx" not in card
     export_model(ExportOptions(**{**vars(options), "force": True}))
     assert {path.name for path in (tmp_path / "m" / "onnx").iterdir()} == {"model.onnx"}
+    assert (tmp_path / "m" / "README.md").read_text() == "# Mine\n# m\n\nThe end.\n"
+
+
+def test_unsigned_weights_are_the_same_numbers(exported: tuple[Path, VariantsReport]) -> None:
+    """Shifted by 128 as their zero points are, and so the answers of the file in int8, bit by bit."""
+    files = [exported[0] / "onnx" / name for name in ("model_int8.onnx", "model_uint8.onnx")]
+    signed, unsigned = (
+        {one.name: onnx.numpy_helper.to_array(one) for one in onnx.load(file).graph.initializer} for file in files
+    )
+    shifted = [name for name, array in unsigned.items() if array.dtype == np.uint8 and signed[name].dtype == np.int8]
+    assert sum(signed[name].ndim == 2 for name in shifted) == 12  # six in each of two layers
+    for name in shifted:
+        np.testing.assert_array_equal(unsigned[name].astype(int) - 128, signed[name])
+    for text in TEXTS:
+        first, second = (run(file, ids_as_cut(exported[0], text)) for file in files)
+        np.testing.assert_array_equal(first, second)
 
 
 def test_nothing_is_left_of_a_folder_whose_second_file_fails(
@@ -212,7 +228,7 @@ def test_sentence_transformers_opens_the_names_that_its_own_functions_give(works
 @pytest.mark.parametrize(
     ("target", "name", "precisions", "message"),
     [
-        ("transformers.js", "tiny-encoder", "bf16", "opens files in fp32, fp16, int8, int4, int4_fp16"),
+        ("transformers.js", "tiny-encoder", "bf16", "opens files in fp32, fp16, int8, uint8, int4, int4_fp16"),
         ("chroma", "tiny-encoder", "int8", "it opens one file"),
         ("plain", "tiny-encoder", "int8", "onnxtool has no name for a file in 'int8'"),
         ("fastembed", "tiny-splade", "int8", "fastembed opens model.onnx alone for sparse encoders"),
@@ -274,4 +290,5 @@ def test_a_release_has_the_files_that_a_consumer_opens_in_its_precisions(worksho
     assert files == {"tiny-encoder.onnx", "tiny-encoder-int8.onnx", "milvus/model.onnx", *inside}
     step = ModelFile.open(tmp_path / "out" / "transformers.js" / "onnx" / "model_int8.onnx").steps[-1]
     assert step["precision"] == "int8"
+    assert not (tmp_path / "out" / "milvus" / "README.md").exists()  # of a single file, it would say nothing
     assert check_release(tmp_path / "out").passed

@@ -8,6 +8,7 @@ Shape axes: batch_size, sequence; None for a width that the model decides.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -139,9 +140,13 @@ class Target:
         found = tuple(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
         if wrong := [name for name in found if name not in self.variants]:
             opened = f"it opens files in {', '.join(self.variants)}" if self.variants else "it opens one file"
+            bits = re.findall(r"\d+", wrong[0])[:1]
+            alike = [name for name in self.variants if re.findall(r"\d+", name)[:1] == bits]
             raise TargetError(
                 f"{self.title} has no name for a file in {wrong[0]!r} (--precisions): {opened}",
-                "leave it out; `onnxtool optimize --precision` writes files in any precision",
+                f"pass {' or '.join(alike)}"
+                if bits and alike
+                else "leave it out, or run `onnxtool optimize` on the file",
             )
         return found
 
@@ -346,6 +351,7 @@ _TABLE = (
             "fp32": (),
             "fp16": ("model_fp16.onnx",),
             "int8": ("model_quantized.onnx", "model_int8.onnx"),
+            "uint8": ("model_uint8.onnx",),
             "int4": ("model_q4.onnx",),
             "int4_fp16": ("model_q4f16.onnx",),
         },
