@@ -143,12 +143,11 @@ _TEXTS = ["what is AI?", "a much longer text than the other one, and [MASK]"]
 # By checkpoint: the exporter that the document's call gets is that of the installed PyTorch, which writes opset 18 in
 # place of 14, or the one of the document's time.
 _RUNS = {
-    "BERT": ("tiny-splade", {}),
-    "BERT by TorchScript": ("tiny-splade", {"dynamo": False}),
+    "BERT": ("tiny-splade", {"dynamo": False}),
     "DistilBERT": ("tiny-distil-mlm", {"dynamo": False}),
     "an encoder without a head": ("tiny-encoder", {}),
 }
-_EXCHANGED = ("BERT", "BERT by TorchScript", "an encoder without a head")
+_EXCHANGED = ("BERT", "an encoder without a head")
 
 
 @dataclass(frozen=True)
@@ -335,7 +334,6 @@ def test_infer_runs_the_files_of_a_model_without_token_types(workshop: Workshop,
     ("run", "which"),
     [
         ("BERT", "exported"),
-        ("BERT by TorchScript", "optimized"),
         ("DistilBERT", "exported"),
         ("an encoder without a head", "optimized"),
     ],
@@ -352,7 +350,7 @@ def test_optimize_takes_both_files(workshop: Workshop, run: str, which: str, tmp
 
 def test_a_file_of_the_document_is_timed(workshop: Workshop, tmp_path: Path) -> None:
     """On generated inputs, which have no names to take each other's."""
-    converted = conversion(workshop, "BERT by TorchScript")
+    converted = conversion(workshop, "BERT")
     done = run_onnxtool(
         tmp_path, "infer", "--model_path", converted.optimized, "--benchmark", "--batch_size", "1",
         "--sequence_length", "8", "--runs", "2", "--warmup", "0", "--format", "json",
