@@ -385,20 +385,24 @@ def test_a_float16_model_that_normalizes_in_float32_loses_its_casts() -> None:
     assert operators(model) == ["SimplifiedLayerNormalization"]
 
 
-@pytest.mark.parametrize("name", ["deberta", "llama", "gemma", "t5"])
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
-def test_those_of_real_models_are_found(name: str, dynamo: bool) -> None:
-    """As transformers writes them in Python, and PyTorch exports them."""
+def test_those_of_real_models_are_found(dynamo: bool) -> None:
+    """As transformers writes them in Python, and PyTorch exports them, here one after the other."""
+    from torch import nn
     from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
     from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
     from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-    modules = {"deberta": DebertaLayerNorm, "llama": LlamaRMSNorm, "gemma": GemmaRMSNorm, "t5": T5LayerNorm}
-    model = exported(modules[name](8), 2, 3, 8, dynamo=dynamo)
+    kinds = (LlamaRMSNorm, DebertaLayerNorm, GemmaRMSNorm, T5LayerNorm)
+    parts = [part for kind in kinds for part in (kind(8), nn.Tanh())]
+    model = exported(nn.Sequential(*parts), 2, 3, 8, dynamo=dynamo)
     apply(fold_constants, model)
-    assert_same_numbers(layer_normalization if name == "deberta" else rms_normalization, model)
-    assert operators(model) == ["LayerNormalization" if name == "deberta" else "SimplifiedLayerNormalization"]
+    assert_same_numbers(layer_normalization, model)
+    assert_same_numbers(rms_normalization, model)
+    simplified = "SimplifiedLayerNormalization"
+    assert operators(model)[::2] == [simplified, "LayerNormalization", simplified, simplified]
+    assert set(operators(model)[1::2]) == {"Tanh"}
 
 
 @pytest.mark.parametrize("form", SKIP_FORMS)
@@ -459,8 +463,10 @@ def test_ids_of_int32_need_no_cast_and_others_share_theirs() -> None:
     assert "words" in model.graph.initializers
 
 
-@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-@pytest.mark.parametrize("name", ["tiny-encoder", "tiny-classifier"])
+@pytest.mark.parametrize(
+    ("name", "exporter"),
+    [("tiny-encoder", "torchscript"), ("tiny-encoder", "dynamo"), ("tiny-classifier", "torchscript")],
+)
 def test_an_export_has_one_embedding_and_two_residuals_in_each_layer(
     workshop: Workshop, name: str, exporter: str
 ) -> None:
