@@ -109,7 +109,7 @@ def test_external_data_is_gathered_into_one_file(tmp_path: Path) -> None:
 
 def test_weights_do_not_pass_through_python(workshop: Workshop, tmp_path: Path) -> None:
     """Loading and saving allocates a small part of what the file holds."""
-    path = workshop.exported("tiny-splade")
+    path = workshop.exported("tiny-splade", exporter="torchscript")
     write_inline(load_model(path), tmp_path / "warm.onnx")  # imports allocate as well
     tracemalloc.start()
     write_inline(load_model(path), tmp_path / "out.onnx")
