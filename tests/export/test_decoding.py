@@ -63,16 +63,6 @@ def shallow_llama() -> Any:
     return LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=96))
 
 
-def gemma3() -> Any:
-    """Layers with a sliding window beside layers without."""
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    layers = ["sliding_attention", "full_attention"]
-    return Gemma3ForCausalLM(
-        Gemma3TextConfig(**SIZES, **HEADS, max_position_embeddings=96, sliding_window=WINDOW, layer_types=layers)
-    )
-
-
 def mamba() -> Any:
     """States of a recurrence in place of keys and values."""
     from transformers import MambaConfig, MambaForCausalLM
@@ -213,14 +203,6 @@ def test_the_tokens_are_those_of_generate(way: str, request: pytest.FixtureReque
         feeds = {"input_ids": ids, "attention_mask": mask, **({"pieces": np.array(given)} if given else {})}
         _, tokens = generate(session, feeds, new_tokens=20)
         assert tokens.tolist() == wanted[:, 11:].tolist()
-
-
-def test_a_sliding_window_slides(folder: Path) -> None:
-    """Past the window too, though the cache keeps all tokens."""
-    exported = export(gemma3, "parallel", folder / "gemma3.onnx")
-    verification = verify_generation(exported.path, exported.answers, TOLERANCES["fp32"])
-    descriptions = {case.description for case in verification.cases}
-    assert {f"past the window of {WINDOW}", f"past the window of {WINDOW}, in two pieces"} <= descriptions
 
 
 def test_keys_and_values_grow_in_the_loop_as_well(folder: Path) -> None:
@@ -422,11 +404,15 @@ def test_a_window_shorter_than_the_samples_does_not_fix_its_cache() -> None:
 
 @pytest.mark.slow
 def test_a_decoder_of_pictures_and_text_gives_its_text_with_a_cache(tmp_path: Path) -> None:
-    """Its graph takes ids, mask and cache, and generates what the whole model generates from text alone."""
+    """Its graph takes ids, mask and cache, and generates what the whole model generates from text alone.
+
+    A layer has a sliding window, beside one without: past the window too, though the cache keeps all tokens.
+    """
     import transformers
 
+    layers = ["sliding_attention", "full_attention"]
     config = transformers.Gemma3Config(
-        text_config={**TEXT, "num_hidden_layers": 1, "head_dim": 8, "num_key_value_heads": 2, "sliding_window": 8},
+        text_config={**TEXT, "head_dim": 8, "num_key_value_heads": 2, "sliding_window": WINDOW, "layer_types": layers},
         vision_config={**VISION, "num_hidden_layers": 1, "vocab_size": 40},
         mm_tokens_per_image=4, image_token_index=39, boi_token_index=38, eoi_token_index=37,
     )  # fmt: skip
@@ -437,6 +423,8 @@ def test_a_decoder_of_pictures_and_text_gives_its_text_with_a_cache(tmp_path: Pa
     assert all(name.startswith("past_key_values.") for name in names[2:])
     assert report.verification is not None
     assert report.verification.passed
+    descriptions = {case.description for case in report.verification.cases}
+    assert {f"past the window of {WINDOW}", f"past the window of {WINDOW}, in two pieces"} <= descriptions
 
 
 class Hearing:
