@@ -268,6 +268,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
     _LOGGER.info("strategy %s traced %d nodes, opset %d", strategy.name, graph.graph.num_nodes(), opset)
     with ExitStack() as output:
         staging = output.enter_context(staged(paths.graph, force=options.force, root=paths.root))
+        staging.data_suffix = job.request.target.data_suffix
         tell(f"writing {paths.graph}")
         written = [save_model(graph, staging)]
         for name, other in further.items():
@@ -283,7 +284,8 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
         _write_sidecar_files(job, sidecars)
         staging.obsolete.extend(obsolete_sidecar_files(job.request.source, sidecars, paths.files))
         if options.force:  # files in other precisions belong to the graph that is replaced
-            staging.obsolete.extend(paths.graph.with_name(name) for name in job.request.target.variant_names)
+            for name in job.request.target.variant_names:
+                staging.remove(paths.graph.with_name(name))
             staging.obsolete.extend(without_section(paths.files / CARD, sidecars / CARD))
         stopwatch.lap("write")
         files = list(map(ModelFile.open, written))

@@ -244,6 +244,7 @@ class Staging:
         obsolete_data: external data to remove with the graph that refers to it.
         locations: the external data of graphs, as far as it is known from writing them.
         manifest: a file with the digests of all others, which is there before them and goes after them.
+        data_suffix: what a consumer appends to the name of the graph file for its external data; empty for our names.
     """
 
     def __init__(self, folder: Path, output: Path, root: Path) -> None:
@@ -254,6 +255,12 @@ class Staging:
         self.obsolete_data: list[Path] = []
         self.locations: dict[Path, tuple[str, ...]] = {}
         self.manifest: Path | None = None
+        self.data_suffix = ""
+
+    def remove(self, graph: Path) -> None:
+        """Remove another graph and its external data with the commit."""
+        self.obsolete.append(graph)
+        self.obsolete_data.extend(_own_data(graph))
 
     @property
     def model_path(self) -> Path:
@@ -262,7 +269,9 @@ class Staging:
 
     @property
     def data_name(self) -> str:
-        """A name for external data that does not collide with the data of the existing model."""
+        """A name for external data that does not collide with the data of the existing model, or the consumer's."""
+        if self.data_suffix:
+            return f"{self.output.name}{self.data_suffix}"
         # A renamed graph refers to its data by the old name, so an existing file may still be in use.
         first = f"{self.output.name}.data"
         names = itertools.chain([first], (f"{first}.{number}" for number in itertools.count(2)))
@@ -459,7 +468,7 @@ def _own_data(output: Path, locations: Sequence[str] | None = None) -> list[Path
 
     They are identified by name: a hostile graph may name any file as its data.
     """
-    own = re.compile(re.escape(f"{output.name}.data") + r"(\.[0-9]+)?")
+    own = re.compile(re.escape(output.name) + r"(\.data(\.[0-9]+)?|_data)")
     named = _locations_of(output) if locations is None else locations
     return [output.parent / location for location in named if own.fullmatch(location)]
 

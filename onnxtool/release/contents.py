@@ -269,7 +269,7 @@ def _files(config: ReleaseConfig, folder: Path) -> Iterator[ReleasedFile]:
 def _role(name: str) -> str:
     if name.endswith(".onnx"):
         return MODEL
-    if ".onnx.data" in name:
+    if ".onnx.data" in name or name.endswith(".onnx_data"):
         return WEIGHTS
     return TOKENIZER if name.startswith(_TOKENIZER_FILES) else SIDECAR
 

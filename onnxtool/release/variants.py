@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from onnxtool.errors import TargetError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.options import DTYPES
 from onnxtool.export.report import ExportReport
 from onnxtool.export.sidecar_files import CARD, with_section
 from onnxtool.export.targets import TARGETS, Target
+from onnxtool.model_file import ModelFile
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.options import BLOCKS, QUANTIZED
 from onnxtool.optimize.report import OptimizeReport
@@ -105,6 +107,11 @@ def _write(graph: Path, precision: str, target: Target, make: Settings) -> Varia
     tell(f"making {first.name}")
     options = make(precision, graph, first)
     report = optimize_model(replace(options, embeddings=target.embeddings) if precision in BLOCKS else options)
+    if target.data_suffix and ModelFile.open(first).external_locations:
+        raise TargetError(
+            f"the weights of {first.name} need a file of their own, which {target.title} does not look for",
+            f"leave {precision} out of --precisions, or pass one with fewer bits",
+        )
     for other in others:
         shutil.copyfile(first, other)
     return Variant(precision, target.variants[precision], first.stat().st_size, *_errors(report), report.verification)

@@ -159,10 +159,14 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
     assert caught.value.hint
 
 
-def test_the_old_graph_never_points_to_new_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At every rename of a commit, the model at the output is old or new, with its own data, or cannot be opened."""
+@pytest.mark.parametrize("suffix", ["", "_data"])
+def test_the_old_graph_never_points_to_new_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    """At every rename of a commit, the model at the output is old or new, with its own data, or cannot be opened.
+
+    Also where a consumer looks for the data under one name.
+    """
     output = tmp_path / "model.onnx"
-    save_external(output, 1.0, "model.onnx.data")
+    save_external(output, 1.0, f"model.onnx{suffix or '.data'}")
     seen = []
     replace = Path.replace
 
@@ -174,10 +178,15 @@ def test_the_old_graph_never_points_to_new_data(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Path, "replace", watched_replace)
     for weight in (2.0, 3.0):
         with staged(output, force=True) as staging:
+            staging.data_suffix = suffix
             save_external(staging.model_path, weight, staging.data_name)
     assert seen == [None, None, None, 2.0, None, None, None, 3.0]
     assert weight_of(output) == run(output) == 3.0
+    assert not suffix or names_in(tmp_path) == ["model.onnx", "model.onnx_data"]
     assert len(names_in(tmp_path)) == 2
+    with staged(output, force=True) as staging:
+        save_model(ir.from_proto(make_addition(4.0)), staging)
+    assert names_in(tmp_path) == ["model.onnx"]
 
 
 def test_a_crash_before_the_last_rename_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

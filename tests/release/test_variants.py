@@ -20,7 +20,7 @@ from onnxtool import export_variants
 from onnxtool.errors import ExportError, OptionError, PassError, TargetError, VerificationError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.targets import TARGETS
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, save_model
 from onnxtool.release import VariantsReport, check_release, make_release, read_config
 from tests.workshop import Workshop
 
@@ -186,6 +186,46 @@ def test_unsigned_weights_are_the_same_numbers(exported: tuple[Path, VariantsRep
     for text in TEXTS:
         first, second = (run(file, ids_as_cut(exported[0], text)) for file in files)
         np.testing.assert_array_equal(first, second)
+
+
+def test_weights_in_a_file_of_their_own_have_the_name_that_the_consumer_looks_for(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which it opens only where config.json announces it; those of other precisions are refused."""
+    folder, onnx_folder = tmp_path / "m", tmp_path / "m" / "onnx"
+    onnx_folder.mkdir(parents=True)
+    (onnx_folder / "model.onnx_data").write_text("of an earlier export")
+    options = ExportOptions(workshop.checkpoint("tiny-encoder"), target="transformers.js", output=folder, force=True)
+    monkeypatch.setattr(save_model, "__kwdefaults__", {"max_inline_bytes": 1000})
+    export_model(options)
+    assert {path.name for path in onnx_folder.iterdir()} == {"model.onnx", "model.onnx_data"}
+    assert ModelFile.open(onnx_folder / "model.onnx").external_locations == ("model.onnx_data",)
+    settings = json.loads((folder / "config.json").read_text())["transformers.js_config"]
+    assert settings == {"dtype": "fp32", "use_external_data_format": {"model.onnx": 1}}
+    assert run(onnx_folder / "model.onnx", [101, 102]).shape == (2, 32)
+    with pytest.raises(TargetError, match=r"weights of model_fp16.onnx need a file of their own"):
+        export_variants(ExportOptions(**{**vars(options), "precisions": "fp16", "verify": False}))
+
+
+def test_a_fault_between_conversion_and_file_leaves_no_folder(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the bound on the error, a fifth of which it takes, allows it."""
+
+    def save(model: Any, staging: Any) -> Path:
+        path = save_model(model, staging)
+        written = onnx.load(path)
+        scale = next(one for one in written.graph.initializer if "value" in one.name and one.name.endswith("_scale"))
+        array = onnx.numpy_helper.to_array(scale) * np.where(np.arange(scale.dims[0]) == 3, 4, 1).astype(np.float32)
+        scale.CopyFrom(onnx.numpy_helper.from_array(array, scale.name))
+        onnx.save(written, path)
+        return path
+
+    monkeypatch.setattr("onnxtool.optimize.run.save_model", save)
+    options = ExportOptions(workshop.checkpoint("tiny-encoder"), target="infinity", output=tmp_path / "m")
+    with pytest.raises(PassError, match="in the file is off by .* from the one that it was made from"):
+        export_variants(ExportOptions(**{**vars(options), "precisions": "int8"}))
+    assert not (tmp_path / "m").exists()
 
 
 def test_nothing_is_left_of_a_folder_whose_second_file_fails(

@@ -103,6 +103,7 @@ class Target:
         module: the module in this package with its code; empty for none.
         variants: the names of the files beside the graph that it opens for a precision, by precision.
         embeddings: the lowest precision of embeddings in int4 that its onnxruntime has operators for.
+        data_suffix: what it appends to the graph's name to find the external data; empty if it reads any name.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Target:
     module: str = ""
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     embeddings: str = "int4"
+    data_suffix: str = ""
 
     @property
     def variant_names(self) -> tuple[str, ...]:
@@ -355,6 +357,7 @@ _TABLE = (
             "int4": ("model_q4.onnx",),
             "int4_fp16": ("model_q4f16.onnx",),
         },
+        data_suffix="_data",  # src/utils/model-loader.js
         embeddings="int8",  # onnxruntime-web's build for WebGPU has no GatherBlockQuantized on the CPU
     ),
     # Vespa 8: SpladeEmbedder.java, which fails if the graph lacks an input that it feeds, and HuggingFaceEmbedder.java,

@@ -28,7 +28,7 @@ from onnxtool.export.targets import DENSE, SCORES
 from onnxtool.graph.writer import Writer
 from onnxtool.runtime.tokens import ReadTokens
 
-_SETTINGS = "transformers.js_config"  # in config.json
+_SETTINGS, _EXTERNAL = "transformers.js_config", "use_external_data_format"  # in config.json
 _IDS, _MASK = "input_ids", "attention_mask"
 
 
@@ -72,7 +72,11 @@ class TransformersJsSpecification(TargetSpecification):
         super().files(folder, longest)
         config = read_object(folder / "config.json")
         found = config.get(_SETTINGS)
-        settings = {key: value for key, value in found.items() if key != "dtype"} if isinstance(found, dict) else {}
+        settings = dict(found) if isinstance(found, dict) else {}
+        for name in ("dtype", _EXTERNAL):
+            settings.pop(name, None)
+        if (folder / f"{self.target.graph}{self.target.data_suffix}").is_file():
+            settings[_EXTERNAL] = {Path(self.target.graph).name: 1}
         if "int8" not in self.precisions:
             settings["dtype"] = "fp32"
         if found != settings and (settings or found is not None):

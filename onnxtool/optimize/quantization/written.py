@@ -51,6 +51,7 @@ _ORIGIN = "onnxtool.origin"  # in a tensor's own metadata, which no file has
 # The most that rounding changes a column, in steps of its scale (root mean square): the nearest codes are off by 0.29,
 # and codes that compensate for each other by up to 0.46. A wrong scale by far more.
 _MOST_STEPS = 1.0
+_REPORT = "no file was written; please report this model"
 _Read = Callable[[], tuple[NDArray[Any], NDArray[Any]]]
 
 
@@ -151,19 +152,21 @@ def require_weights(converted: ir.Model, path: Path) -> None:
     """Check that the converted weights in the file at `path` are those that they were made from, up to rounding.
 
     Raises:
-        PassError: one is not, or the file lacks it.
+        PassError: one is not, or nothing reads it.
     """
     stored = dict(pair for node in load_model(path).graph for pair in _stored(node))
     for name, value in converted.graph.initializers.items():
         read = None if value.const_value is None else value.const_value.meta.get(_ORIGIN)
         if read is None:
             continue
-        off = _steps_off(*stored[name](), read()) if name in stored else np.inf
+        if name not in stored:
+            raise PassError(f"nothing in the file reads the weight {name}", _REPORT)
+        off = _steps_off(*stored[name](), read())
         if not off <= _MOST_STEPS:
             raise PassError(
                 f"the weight {name} in the file is off by {off:.3g} steps from the one that it was made from, and "
                 f"rounding accounts for {_MOST_STEPS:g} at most",
-                "no file was written; please report this model",
+                _REPORT,
             )
 
 

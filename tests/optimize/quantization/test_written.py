@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from onnxtool import OptimizeOptions, optimize_model
-from onnxtool.errors import PassError
+from onnxtool.errors import PassError, VerificationError
 from onnxtool.model_file import save_model
 from onnxtool.optimize.quantization.arithmetic import Adjustment
 from onnxtool.optimize.report import OptimizeReport, Quantization
@@ -227,6 +227,27 @@ def test_no_file_has_a_weight_that_is_not_the_one_it_was_made_from(
     assert not (tmp_path / "o.onnx").exists()
     monkeypatch.undo()
     assert optimize_model(options).verification is not None  # as it is, the file is right
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8", "int4"])
+def test_no_file_lacks_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    """Although it has an output of the same name and shape."""
+
+    def save(model: Any, staging: Any) -> Path:
+        path = save_model(model, staging)
+        written = onnx.load(path)
+        head = next(node for node in written.graph.node if "y" in node.output)
+        source = next(name for node in written.graph.node for name in node.output if node.op_type == "Relu")
+        head.CopyFrom(onnx.helper.make_node("Identity", [source], ["y"]))
+        onnx.save(written, path)
+        return path
+
+    monkeypatch.setattr("onnxtool.optimize.run.save_model", save)
+    with pytest.raises(
+        (VerificationError, PassError), match="differs from m.onnx|nothing in the file reads the weight v_"
+    ):
+        optimized(tmp_path, "a = MatMul(x, w) r = Relu(a) y = MatMul(r, v)", WEIGHTS, precision)
+    assert not (tmp_path / "o.onnx").exists()
 
 
 def test_a_fault_of_the_rounding_itself_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
