@@ -28,7 +28,7 @@ from onnxtool.export.heads.choice import (
     choose_head,
     choose_no_head,
     choose_side_head,
-    require_expanding_token,
+    expanding_token,
 )
 from onnxtool.export.heads.head import Head, choose_storage
 from onnxtool.export.lengths import Lengths
@@ -448,7 +448,7 @@ def _choose_head(subject: _Subject, signature: Signature) -> Choice:
     else:
         choice = choose_head(options.head, subject.checkpoint, signature, task=options.task)
     if choice.name == LATE_INTERACTION and subject.tokenizer is not None:
-        require_expanding_token(source, subject.tokenizer)
+        expanding_token(source, subject.tokenizer)
     if choice.head is None or options.dimensions is None:
         return choice
     return replace(choice, head=choice.head.truncated(options.dimensions, signature))

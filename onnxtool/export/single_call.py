@@ -156,7 +156,10 @@ class SingleCallPipeline:
             return []
         mask = feeds["attention_mask"].copy()
         mask[0, max(1, length // 2) :] = 0
-        return [Case("tokens that the model does not see", {**feeds, "attention_mask": mask}, None)]
+        token = None if self.specification is None else self.specification.expansion_id
+        ids = feeds["input_ids"] if token is None else np.where(mask, feeds["input_ids"], token)
+        feeds = {**feeds, "input_ids": ids, "attention_mask": mask}
+        return [Case("tokens that the model does not see", feeds, None)]
 
     def run(self, model: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run the PyTorch model, with the head computed in PyTorch."""

@@ -31,7 +31,7 @@ from onnxtool.checkpoint.tokenizer_library import read_file
 from onnxtool.errors import TargetError
 from onnxtool.export import targets
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.heads.choice import read_head, require_expanding_token, task_with_head
+from onnxtool.export.heads.choice import expanding_token, read_head, task_with_head
 from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.modality import BATCH, SEQUENCE, Modality
 from onnxtool.export.modalities.text import TextInputs
@@ -76,6 +76,7 @@ class TargetSpecification:
         vocabulary_size: the number of terms that the model weighs; 0 if it weighs none.
         left_out: what the checkpoint provides and the target does not use; empty if it uses everything.
         precisions: the precisions of the files that are written beside the graph.
+        expansion_id: the token by which queries are expanded; None if they are not.
     """
 
     target: Target
@@ -90,6 +91,7 @@ class TargetSpecification:
     vocabulary_size: int = 0
     left_out: str = ""
     precisions: tuple[str, ...] = ()
+    expansion_id: int | None = None
 
     @property
     def note(self) -> str:
@@ -408,8 +410,6 @@ def specify(
     modules = () if trained is None else trained.modules
     pads_left = getattr(tokenizer, "padding_side", "right") == "left"
     use = use_for(target, task, modules, pads_left=pads_left, looks_up=looks_up)
-    if kind == TOKENS:
-        require_expanding_token(source, tokenizer)
     _check_head_name(target, use, options.head)
     _check_inputs(target, signature, checkpoint.architecture)
     width = signature.outputs.get("logits", (0,))[-1]
@@ -426,6 +426,7 @@ def specify(
         vocabulary_size=width if isinstance(width, int) else 0,
         left_out=_left_out(target, kind, source, is_single=width == 1),
         precisions=target.precisions(options.precisions),
+        expansion_id=expanding_token(source, tokenizer) if kind == TOKENS else None,
     )
     specification.accepts()
     head = None if use.head == "none" else trained or read_head(use.head, source)

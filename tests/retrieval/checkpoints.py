@@ -552,15 +552,21 @@ def _late_decoder(base: Path, side: str, settings: dict[str, Any]) -> Any:
 
 
 def _pylate(
-    *, named: bool = True, added: tuple[str, ...] = (), residual: bool = False, **settings: Any
+    *,
+    named: bool = True,
+    added: tuple[str, ...] = (),
+    residual: bool = False,
+    first: Callable[[Path], Any] | None = None,
+    **settings: Any,
 ) -> Callable[[Path, Path], None]:
     """The layout of PyLate before its version 4: two modules, the rest inline.
 
-    `named` says whether the class is named, as since version 1.2; `added` are tokens that PyLate adds.
+    `named` says whether the class is named, as since version 1.2; `added` are tokens that PyLate adds; `first` is the
+    transformer, as in `_late`.
     """
 
     def make(folder: Path, base: Path) -> None:
-        _late(_on_tokens(use_residual=residual))(folder, base)
+        _late(_on_tokens(use_residual=residual), first=first)(folder, base)
         modules = json.loads((folder / "modules.json").read_text())[:2]
         modules[0]["type"] = "sentence_transformers.models.Transformer"
         modules[1]["type"] = "pylate.models.Dense.Dense"
@@ -581,6 +587,12 @@ def _pylate(
             _add_tokens(folder, added)
 
     return make
+
+
+def pylate_with_markers(folder: Path, base: Path, *, modern: bool = False, **settings: Any) -> None:
+    """Save an encoder as PyLate trains one: a BERT or ModernBERT whose vocabulary has the markers."""
+    first = functools.partial(_late_modern, settings={}) if modern else None
+    _pylate(first=first, added=("[Q] ", "[D] "), **settings)(folder, base)
 
 
 def _add_tokens(folder: Path, tokens: tuple[str, ...]) -> None:

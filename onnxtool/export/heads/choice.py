@@ -208,17 +208,17 @@ def _late_interaction(kind: _HeadKind, source: Source) -> Head:
     )  # fmt: skip
 
 
-def require_expanding_token(source: Source, tokenizer: Any) -> None:
-    """Refuse a late-interaction encoder whose tokenizer lacks the query expansion token.
+def expanding_token(source: Source, tokenizer: Any) -> int | None:
+    """Return the id of the query expansion token of a late-interaction encoder; None if queries are not expanded.
 
     Raises:
-        CheckpointError: the token is missing.
+        CheckpointError: the tokenizer lacks it.
     """
     expansion = QueryExpansion.of(source.sentence_modules, source)
-    if expansion is not None:
-        usual = (tokenizer.mask_token, tokenizer.eos_token)
-        pads_left = tokenizer.padding_side == "left"
-        expansion.find_token(tokenizer.get_vocab().get, usual, source, pads_left=pads_left)
+    if expansion is None:
+        return None
+    usual, pads_left = (tokenizer.mask_token, tokenizer.eos_token), tokenizer.padding_side == "left"
+    return expansion.find_token(tokenizer.get_vocab().get, usual, source, pads_left=pads_left)
 
 
 def _scores_vectors(modules: SentenceModules) -> bool:

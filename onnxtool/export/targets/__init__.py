@@ -279,6 +279,18 @@ _TABLE = (
         "pymilvus.model.dense.OnnxEmbeddingFunction(model_name=ID, tokenizer_name=ID){scaling}",
         scaling=_SCALES,
     ),
+    Target(  # next-plaid-onnx/src/lib.rs
+        "next-plaid",
+        "next-plaid",
+        (Use(TOKENS, (_VECTORS_OF_TOKENS._replace(name="output"),), LATE_INTERACTION, unfed=(_TYPES,)),),
+        files=(*_FILES, "onnx_config.json"),
+        pads="every batch",
+        length_in=_LENGTH_FILE,
+        note="Colbert::new(FOLDER) of next-plaid-onnx opens model.onnx, and with_quantized(true) model_int8.onnx; "
+        "white space around texts is removed",
+        module="next_plaid",
+        variants={"fp32": (), "int8": ("model_int8.onnx",)},
+    ),
     # ml-commons 3.6 with DJL. The translators of vectors and weights feed ids and mask, and check the number of inputs
     # before their names. That of vectors feeds token types for a `model_type` of bert or albert; that of pairs always
     # did, before ml-commons#4946.
