@@ -28,13 +28,14 @@ from onnxtool.model_file import (
 from onnxtool.model_file.metadata import VECTORS_KEY, step_entry
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
-from onnxtool.optimize.options import MIXED, QUANTIZED, OptimizeOptions
+from onnxtool.optimize.options import INT4_FP16, MIXED, QUANTIZED, OptimizeOptions
 from onnxtool.optimize.pipeline import MOST_ROUNDS, Context, FailedPassError, Pass, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, PRESETS
 from onnxtool.optimize.quantization.candidates import Judge, choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, Conversion, Converted
 from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
 from onnxtool.optimize.quantization.error import measure_errors
+from onnxtool.optimize.quantization.float16 import require_range
 from onnxtool.optimize.quantization.ranking import measure_ranking
 from onnxtool.optimize.quantization.written import count_written, require_weights
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Speed
@@ -287,6 +288,8 @@ class _Run:
             _require_attention(fusions, results)
         target = _target_of(conversion, precision)
         verification, notes = self._verify(result, steps, conversion, precision, storage)
+        if verification is not None and precision in ("fp16", INT4_FP16):
+            require_range(result.path, conversion.feeds, conversion.folder)
         ranking = None
         # Vectors in another storage type have different neighbours for that reason too.
         if options.verify and quantization is not None and storage is None:

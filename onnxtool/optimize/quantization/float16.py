@@ -16,24 +16,28 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from onnxtool.errors import PassError
 from onnxtool.graph.edit import attribute, drop_unused, is_weight, scalar, tensor_of
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization.activations import Feeds, open_written
-from onnxtool.optimize.quantization.written import made_from
+from onnxtool.optimize.quantization.written import REPORT, made_from
 
 _PREFIX = "onnxtool.range/"
 
 
-def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dict[str, float]:
-    """Run `model` on `feeds` and return the largest absolute value of each of its float32 values, by name.
+def measure_ranges(
+    model: ir.Model, feeds: Iterable[Feeds], folder: Path, dtype: ir.DataType = ir.DataType.FLOAT
+) -> dict[str, float]:
+    """Run `model` on `feeds` and return the largest absolute value of each of its values of a dtype, by name.
 
     Inputs are included, because a mask may contain the lowest float. Infinities and NaN count as infinite. A copy of
     the model is written into `folder` and removed again.
     """
     probed = model.clone()
-    names = _instrument(probed)
+    names = _instrument(probed, dtype)
     largest = dict.fromkeys(names, 0.0)
     session = open_written(probed, folder)
     del probed
@@ -52,14 +56,28 @@ def beyond(ranges: Mapping[str, float], limit: float, least: float = 0.0) -> tup
     return tuple(sorted(found, key=lambda name: -ranges[name]))
 
 
-def _instrument(model: ir.Model) -> Sequence[str]:
-    """Add an output to `model` for each float32 input and result of a node: its largest absolute value, float32 []."""
+def require_range(path: Path, feeds: Iterable[Feeds], folder: Path) -> None:
+    """Check that no float16 value in the file at `path` leaves its range on `feeds`.
+
+    onnxruntime computes chains of operators in float32 on the CPU, where no comparison of outputs shows an overflow.
+
+    Raises:
+        PassError: one does.
+    """
+    ranges = measure_ranges(load_model(path), feeds, folder, ir.DataType.FLOAT16)
+    for name in beyond(ranges, _LARGEST)[:1]:
+        raise PassError(f"{name} reaches {ranges[name]:.3g}, and the largest float16 is {_LARGEST:g}", REPORT)
+
+
+def _instrument(model: ir.Model, dtype: ir.DataType) -> Sequence[str]:
+    """Add an output to `model` for each input and result of a dtype: its largest absolute value, float32 []."""
     graph, writer = model.graph, Writer(model.graph)
     dtypes = find_shapes(model).dtypes
     made = [*graph.inputs, *(value for node in graph for value in node.outputs)]
-    measured = [v for v in made if v.name and not v.is_initializer() and dtypes.get(v.name) == ir.DataType.FLOAT.value]
+    measured = [v for v in made if v.name and not v.is_initializer() and dtypes.get(v.name) == dtype.value]
     for value in measured:
-        output = writer.op("ReduceMax", writer.op("Abs", value), keepdims=0)
+        size = writer.op("Abs", writer.op("Cast", value, to=ir.DataType.FLOAT.value))
+        output = writer.op("ReduceMax", size, keepdims=0)
         output.name, output.dtype, output.shape = _PREFIX + str(value.name), ir.DataType.FLOAT, ir.Shape([])
         graph.outputs.append(output)
     return [str(value.name) for value in measured]

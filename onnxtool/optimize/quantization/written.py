@@ -51,7 +51,7 @@ _ORIGIN = "onnxtool.origin"  # in a tensor's own metadata, which no file has
 # The most that rounding changes a column, in steps of its scale (root mean square): the nearest codes are off by 0.29,
 # and codes that compensate for each other by up to 0.46. A wrong scale by far more.
 _MOST_STEPS = 1.0
-_REPORT = "no file was written; please report this model"
+REPORT = "no file was written; please report this model"
 _Read = Callable[[], tuple[NDArray[Any], NDArray[Any]]]
 
 
@@ -160,13 +160,13 @@ def require_weights(converted: ir.Model, path: Path) -> None:
         if read is None:
             continue
         if name not in stored:
-            raise PassError(f"nothing in the file reads the weight {name}", _REPORT)
+            raise PassError(f"nothing in the file reads the weight {name}", REPORT)
         off = _steps_off(*stored[name](), read())
         if not off <= _MOST_STEPS:
             raise PassError(
                 f"the weight {name} in the file is off by {off:.3g} steps from the one that it was made from, and "
                 f"rounding accounts for {_MOST_STEPS:g} at most",
-                _REPORT,
+                REPORT,
             )
 
 

@@ -250,6 +250,15 @@ def test_no_file_lacks_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert not (tmp_path / "o.onnx").exists()
 
 
+def test_no_file_overflows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float16: on the CPU, where onnxruntime computes it in float32, no output would show it."""
+    weights = {"w": np.float32(6e4) * WEIGHTS["w"], "v": np.float32(0.01) * WEIGHTS["v"]}
+    monkeypatch.setattr("onnxtool.optimize.quantization.conversion.beyond", lambda *_: ())
+    with pytest.raises(PassError, match=r"reaches .*, and the largest float16 is 65504"):
+        optimized(tmp_path, "a = MatMul(x, w) r = Relu(a) y = MatMul(r, v)", weights, "fp16")
+    assert not (tmp_path / "o.onnx").exists()
+
+
 def test_a_fault_of_the_rounding_itself_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a weight is compared with is not what rounds it."""
     quantize = Adjustment.quantize
