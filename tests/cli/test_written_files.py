@@ -51,11 +51,16 @@ sys.addaudithook(watch)
 RUNNER = """
 import os, sys
 import onnxtool
-import onnxruntime, torch, transformers
+import onnxruntime, onnxscript, torch.onnx
 from onnxtool.cli import run
+from onnxtool.export import run as _
+from onnxtool.optimize import run as _
+from onnxtool.release import run as _
+from transformers import AutoTokenizer, BertModel, LlamaForCausalLM
 for line in sys.stdin:
     child = os.fork()
     if not child:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
         os.dup2(2, 1)
         sys.argv = ["onnxtool", *line.split()]
         run()
@@ -70,7 +75,10 @@ def test_commands_write_what_the_table_says(tmp_path: Path, workshop: Workshop) 
     watcher.mkdir()
     (watcher / "sitecustomize.py").write_text(WATCHER.format(log=str(log)))
     root.mkdir()
-    environment = environment_of(root, PYTHONPATH=str(watcher), OMP_NUM_THREADS="1")
+    inductor = str(
+        root / "inductor"
+    )  # PyTorch makes it when a model of transformers is imported; a command has its own
+    environment = environment_of(root, PYTHONPATH=str(watcher), OMP_NUM_THREADS="1", TORCHINDUCTOR_CACHE_DIR=inductor)
     work = root / "work"
     (work / "checkpoint").symlink_to(workshop.checkpoint("tiny-encoder"))
     decoder = Path(shutil.copytree(workshop.checkpoint("tiny-decoder"), work / "writer"))
