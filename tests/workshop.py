@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,15 @@ def load_script(name: str) -> Any:
 def trained_model() -> Path:
     """Return the folder of MiniLM: real trained weights, tokenizer and pooling config."""
     folder: Path = load_script("make_models").trained_model()
+    return folder
+
+
+def make_shallow(source: Path, folder: Path, *, layers: int) -> Path:
+    """Write the checkpoint of a BERT with its first layers alone."""
+    from transformers import BertModel
+
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    BertModel.from_pretrained(source, num_hidden_layers=layers).save_pretrained(folder)
     return folder
 
 

@@ -177,6 +177,6 @@ def _form_of(line: str) -> str:
 
     How many sessions a graph has depends on which products the machine computes faster in PyTorch.
     """
-    line = re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "0", line)
-    line = re.sub(r"\b0 (ms|s)\b", "0 s", re.sub(r"\b0 ([kMG]?B)\b", "0 B", line))
+    line = re.sub(r"-?\d+(,\d{3})*(\.\d+)?(e-?\d+)?", "0", line)
+    line = re.sub(r"\b0 (ms|s)\b", "0 s", re.sub(r"\b0 ([kMG]?B|[kMG])\b", "0 B", line))
     return re.sub(r"\s+", " ", line.replace("0 sessions", "0 session")).strip()

@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from tests.docs.documents import make_reader
-from tests.workshop import Workshop, load_script
+from tests.workshop import Workshop, load_script, make_shallow, trained_model
 
 # The commands that many documents begin with; they are run once, and their output is compared in each document.
 PREPARED = (
@@ -24,6 +24,7 @@ PREPARED = (
 def reader(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the checkpoints that the documents name, and with MiniLM and SPLADE exported and optimized.
 
+    MiniLM has two of its six layers here: no document shows a number that is compared.
     All documents run in it, also those of another process: each writes files of its own.
     """
     base = tmp_path_factory.getbasetemp()
@@ -32,5 +33,6 @@ def reader(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / "outputs.json").exists():
             load_script("make_models").place_trained(folder / "models" / "checkpoints")
+            make_shallow(trained_model(), folder / "models" / "checkpoints" / "all-MiniLM-L6-v2", layers=2)
             make_reader(folder, checkpoints, PREPARED)
     return folder

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import ROOT, outputs_of, run_command, run_console
+from tests.workshop import make_shallow
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,10 +32,7 @@ def folder(request: pytest.FixtureRequest, reader: Path) -> Path:
 @pytest.fixture
 def shallow_folder(request: pytest.FixtureRequest, minilm: Path, tmp_path: Path) -> Path:
     """The folder of the example, in a repository whose MiniLM has a layer of six: enough to learn from a few texts."""
-    from transformers import BertModel
-
-    checkpoint = Path(shutil.copytree(minilm, tmp_path / "models" / "checkpoints" / "all-MiniLM-L6-v2"))
-    BertModel.from_pretrained(minilm, num_hidden_layers=1).save_pretrained(checkpoint)
+    make_shallow(minilm, tmp_path / "models" / "checkpoints" / "all-MiniLM-L6-v2", layers=1)
     return example_in(tmp_path, request)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from onnxtool.optimize.report import OptimizeReport
-from tests.workshop import Workshop
+from tests.workshop import Workshop, make_shallow
 
 
 @pytest.fixture(scope="session")
@@ -18,13 +18,10 @@ def trained(workshop: Workshop, minilm: Path) -> Path:
     """The first two layers of MiniLM with real weights, exported, with its tokenizer beside it; `fused.onnx` too."""
 
     def make(folder: Path) -> None:
-        from transformers import BertModel
-
         from onnxtool.export import ExportOptions, export_model
         from onnxtool.optimize import OptimizeOptions, optimize_model
 
-        shutil.copytree(minilm, folder / "checkpoint")
-        BertModel.from_pretrained(minilm, num_hidden_layers=2).save_pretrained(folder / "checkpoint")
+        make_shallow(minilm, folder / "checkpoint", layers=2)
         options = ExportOptions(
             str(folder / "checkpoint"), output=folder / "minilm.onnx", exporter="torchscript", verify=False
         )
