@@ -55,7 +55,7 @@ def test_export_and_optimize_in_one_go(workshop: Workshop, tmp_path: Path) -> No
 def test_a_failed_verification_exits_with_1_and_leaves_nothing(workshop: Workshop, tmp_path: Path) -> None:
     """The worst case is on stderr, with its figures and a way out; rounding alone keeps a cosine from 1."""
     done = run_onnxtool(
-        tmp_path, "export", "--model_name", workshop.checkpoint("tiny-mlm"), "--exporter", "torchscript",
+        tmp_path, "export", "--model_name", workshop.checkpoint("tiny-encoder"), "--exporter", "torchscript",
         "--atol", "0", "--rtol", "0", "--min_cosine", "1", "--output", tmp_path / "m.onnx",
     )  # fmt: skip
     assert done.returncode == 1
