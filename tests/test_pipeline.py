@@ -1,4 +1,4 @@
-"""The whole pipeline on a model of real widths: a SPLADE-shaped BERT-base with two of its twelve layers."""
+"""The whole pipeline on a model of real widths: a SPLADE-shaped BERT-base of two layers, for texts of 128 tokens."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NAME = "splade-bert-base"
 
 
 def shallow(folder: Path) -> None:
-    """Write the model with two layers into a folder of its name in `folder`."""
+    """Write the model with two layers, and for a quarter of its tokens, into a folder of its name in `folder`."""
     make_models = load_script("make_models")
     recipe = make_models.load_recipes()[NAME]
-    recipe["config"]["num_hidden_layers"] = 2
+    recipe["config"] |= {"num_hidden_layers": 2, "max_position_embeddings": 128}
     with mock.patch.object(make_models, "load_recipes", return_value={NAME: recipe}):
         make_models.make_model(NAME, folder)
 
