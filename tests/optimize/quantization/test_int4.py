@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc_data.topics
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.int4 import quantize_int4, to_int4
 from tests.optimize.passes.builders import Arrays, build, build_body, count, normal
-from tests.optimize.quantization.test_int8 import BODY, FEEDS, errors_of, held_out, layers
+from tests.optimize.quantization.test_int8 import BODY, FEEDS, errors_of, layers
 
 
 def bits(result: Quantized) -> list[int]:
@@ -112,6 +113,14 @@ def test_a_large_table_gets_fewer_bits_before_small_layers_do() -> None:
     assert report.embedding_precision == "int4"
     assert [layer.precision for layer in report.kept] == ["int8"]
     assert report.error <= 0.02
+
+
+def held_out(path: Path, folder: Path, num_texts: int) -> tuple[Feeds, ...]:
+    """Return inputs made of paragraphs of Python's documentation."""
+    paragraphs = [" ".join(part.split()) for topic in pydoc_data.topics.topics.values() for part in topic.split("\n\n")]
+    wanted = [text for text in paragraphs if 40 < len(text) < 600]
+    (folder / "texts.txt").write_text("\n".join(wanted[:: len(wanted) // num_texts][:num_texts]), encoding="utf-8")
+    return make_calibration(path, folder / "texts.txt").feeds
 
 
 @pytest.mark.slow

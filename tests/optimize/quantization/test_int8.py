@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import pydoc_data.topics
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from onnxtool.errors import PassError
-from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization import int8
-from onnxtool.optimize.quantization.activations import Feeds, open_written
+from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.arithmetic import Adjustment
-from onnxtool.optimize.quantization.calibration import make_calibration
-from onnxtool.optimize.quantization.error import output_errors, padding_mask
+from onnxtool.optimize.quantization.error import output_errors
 from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
 from onnxtool.runtime.difference import spreads_of
 from tests.optimize.passes.builders import build_body, count, normal, run
@@ -131,27 +126,3 @@ def test_calibration_inputs_are_needed() -> None:
     """Without them nothing could be promised."""
     with pytest.raises(PassError, match="no calibration inputs"):
         to_int8(layers(), [])
-
-
-def held_out(path: Path, folder: Path, num_texts: int) -> tuple[Feeds, ...]:
-    """Return inputs made of paragraphs of Python's documentation."""
-    paragraphs = [" ".join(part.split()) for topic in pydoc_data.topics.topics.values() for part in topic.split("\n\n")]
-    wanted = [text for text in paragraphs if 40 < len(text) < 600]
-    (folder / "texts.txt").write_text("\n".join(wanted[:: len(wanted) // num_texts][:num_texts]), encoding="utf-8")
-    return make_calibration(path, folder / "texts.txt").feeds
-
-
-@pytest.mark.slow
-def test_the_promise_holds_on_texts_that_it_was_not_calibrated_on(trained: Path, tmp_path: Path) -> None:
-    """Three ten-thousandths, with trained weights, and still with layers in int8."""
-    fused = trained.with_name("fused.onnx")
-    model = load_model(fused)
-    result = to_int8(model, make_calibration(fused).feeds, max_error=0.0003)
-    assert 0 < len(result.report.kept) < result.report.num_layers == 12
-    exact, found = open_written(model, tmp_path), open_written(result.outcome.model, tmp_path)
-    worst = max(
-        output_errors(found.run(given), exact.run(given), padding_mask(given), {}).max()
-        for given in held_out(fused, tmp_path, 100)
-    )
-    assert math.isfinite(worst)
-    assert worst <= 0.0003
