@@ -17,8 +17,7 @@ def model() -> nn.Sequential:
 
 
 @pytest.mark.filterwarnings("ignore")  # the exporter's remarks about itself
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("converter", ["fx", "export"])
+@pytest.mark.parametrize(("converter", "dynamic"), [("fx", False), ("fx", True), ("export", True)])
 def test_both_converters_give_eagers_results_and_gradients(converter: str, dynamic: bool) -> None:
     """Nothing stays in PyTorch with either, and both are right."""
     backend = require_same(model(), torch.rand(5, 6), options=OrtBackendOptions(converter=converter), dynamic=dynamic)
