@@ -50,6 +50,7 @@ COSTLY = (
     *("export/test_modalities.py", "cli/test_infer_benchmark.py", "encoding/test_resume.py"),
     *("export/test_signature.py", "export/test_tracing.py", "training/artifacts/test_like_pytorch.py"),
 )
+FEW_OBJECTS = 2_000
 # The memory of Linux as a file system, and the bytes that it must have free.
 MEMORY, LEAST_BYTES = Path("/dev/shm"), 10 * 2**30  # noqa: S108  files get a folder of their own there
 # What is made for these takes seconds: exports of models that tests share.
@@ -120,10 +121,12 @@ def frozen_heap() -> None:
     """Freeze existing objects, including torch's, so GC skips them.
 
     Exports, optimizations and trainers collect garbage themselves, and over the whole heap this was a fifth of their
-    tests' CPU time.
+    tests' CPU time. Most tests make too few objects to look for garbage among them.
     """
-    gc.collect()
-    gc.freeze()
+    young, *older = gc.get_count()
+    if young > FEW_OBJECTS or any(older):
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
