@@ -38,7 +38,7 @@ test_fast: $(READY) ## Run the fast tests (90 s on two cores).
 test: $(READY) ## Run the test suite; `make setup` before it adds tests of stores and of other people's clients.
 	$(BIN)/python -m pytest $(ARGS)
 
-web: ## Install with npm what tests train in with JavaScript, and a server of Azure's stores; without, these are skipped.
+web: ## Install with npm what tests run in JavaScript, and a server of Azure's stores; without, these are skipped.
 	ONNXRUNTIME_NODE_INSTALL=skip npm ci --prefix tests/training/web --no-audit --no-fund
 	npm ci --prefix tests/encoding/azurite --no-audit --no-fund --ignore-scripts
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnxtool.agreement import verify as verify
     from onnxtool.benchmarking import BenchmarkOptions as BenchmarkOptions
     from onnxtool.benchmarking import benchmark as benchmark
+    from onnxtool.consumers import verify_in_consumer as verify_in_consumer
     from onnxtool.encoding import CorpusOptions as CorpusOptions
     from onnxtool.encoding import encode_corpus as encode_corpus
     from onnxtool.errors import OnnxtoolError as OnnxtoolError
@@ -57,6 +58,7 @@ _MODULES = {
     "CorpusOptions": "onnxtool.encoding",
     "benchmark": "onnxtool.benchmarking",
     "trusted": "onnxtool.guarded",
+    "verify_in_consumer": "onnxtool.consumers",
     "encode": "onnxtool.infer",
     "encode_corpus": "onnxtool.encoding",
     "load": "onnxtool.infer",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from onnxtool.errors import InputError, OptionError
 from onnxtool.export.options import AllowPickle, Revision, TrustRemoteCode
+from onnxtool.export.targets import TARGETS
 from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.options import NOTHING, Option, StrPath, checked
@@ -19,6 +20,7 @@ from onnxtool.verification import Verification
 if TYPE_CHECKING:
     from onnxtool.runtime.difference import Tolerance
 
+_CONSUMERS = tuple(name for name, target in TARGETS.items() if not target.takes_any_graph)
 # The tolerances live in `runtime.comparison`, which imports numpy; --help must not.
 TOLERANCE_NAMES = ("fp32", "fp16", "bf16", "int8", "int4")
 
@@ -35,6 +37,9 @@ class VerifyOptions(ProviderOptions):
         provider: where two files run. On another provider than these, only the first one does, and the reference runs
             on the CPU.
         precision: the precision that sets the tolerance; `atol`, `rtol` and `min_cosine` override its parts.
+        consumer: the consumer in which `consumers.verify_in_consumer` opens a folder; None for `verify`.
+        interpreter: the Python or node that has the consumer.
+        max_error: upper bound on the error of a consumer's answers in int8 and int4; None for 0.01.
     """
 
     sample_inputs: SampleInputs = NOTHING
@@ -64,10 +69,36 @@ class VerifyOptions(ProviderOptions):
         float | None,
         Option("Minimum cosine similarity of an output with the reference.", minimum=0, maximum=1, effect="check"),
     ] = None
+    consumer: Annotated[
+        str | None,
+        Option(
+            "Open MODEL, a folder written for a --target, in this consumer, each of its files.",
+            choices=_CONSUMERS,
+        ),
+    ] = None
+    interpreter: Annotated[
+        str | None,
+        Option(
+            "The Python or node of the environment that has the --consumer.", default="onnxtool's own", effect="code"
+        ),
+    ] = None
+    max_error: Annotated[
+        float | None,
+        Option(
+            "Largest error of a --consumer's answers in int8 and int4.",
+            minimum=0,
+            maximum=2,
+            default="0.01",
+            effect="check",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.given  # refuses invalid shapes immediately
+        for name in ("interpreter", "max_error"):
+            if self.consumer is None and getattr(self, name) is not None:
+                raise OptionError(f"--{name} is for --consumer, which was not passed", "leave it out")
 
     @property
     def tolerance(self) -> Tolerance:
@@ -109,6 +140,8 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
         CheckpointError: the checkpoint cannot be found, understood or loaded.
         VerificationError: the reference is not deterministic, or has no outputs that can be compared.
     """
+    if options.consumer is not None:
+        raise OptionError("`verify` compares a file (consumer)", "call onnxtool.verify_in_consumer with a folder")
     file = ModelFile.open(model)
     # A missing file is a mistake, not a hub id.
     if not Path(reference).is_file() and Path(reference).suffix != ".onnx":

@@ -20,7 +20,7 @@ SCRIPTS = PACKAGE.parent / "scripts"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
-    ("training", "release"),
+    ("training", "release", "consumers"),
     ("autodiff", "torch_backend"),
     ("evaluation",),
     ("agreement", "benchmarking", "encoding"),
@@ -52,7 +52,7 @@ ONLY_IN = {
         "torch_backend",
         "training",
     },
-    "sentence_transformers": {"sentence_transformers", "evaluation/pytorch.py"},
+    "sentence_transformers": {"sentence_transformers", "evaluation/pytorch.py", "consumers/runners"},
     "transformers": {
         "export",
         "benchmarking/eager.py",
@@ -96,6 +96,7 @@ LOADED_AT_ONCE = {
     "infer/generation/session_model.py": {"torch", "transformers"},
     "training/trainer": {"torch", "transformers"},
     "sentence_transformers": {"torch", "sentence_transformers"},
+    "consumers/runners": {"sentence_transformers"},  # processes of their own
 }
 STANDARD_LIBRARY_ONLY = (
     *(

@@ -231,6 +231,9 @@ ELSEWHERE = {
         "training/api/session.py": {"InferenceSession"},
         "training/artifacts/generation.py": {"onnx.load", "read_text"},  # and a report of onnxruntime's converter
     },
+    "what onnxtool itself has written for a consumer": {
+        "consumers/runners/exchange.py": {"read_text", "json.loads"},
+    },
     "with bounds of its own": {
         "checkpoint/picture_files.py": {"open"},
         "encoding/parquet.py": {"ParquetFile"},

@@ -28,7 +28,12 @@ def command(options: VerifyOptions, *, model: Path, reference: str, result: Resu
 
     Both run on many lengths, batch sizes and paddings, or on --sample_inputs. Exits with 1 if an output differs by more
     than the tolerance.
+
+    With --consumer, MODEL is a folder that `export --target` has written, and REFERENCE its checkpoint: the consumer
+    answers texts by its default and by each file, and every answer is compared with PyTorch's.
     """
+    if options.consumer is not None:
+        return _run_in_consumer(options, model, reference, result)
     from onnxtool.agreement import verify
     from onnxtool.runtime.comparison import failure
 
@@ -38,6 +43,41 @@ def command(options: VerifyOptions, *, model: Path, reference: str, result: Resu
     if verification.passed:
         return 0
     say(f"verification failed: {failure(verification, '').message}")
+    return 1
+
+
+def _run_in_consumer(options: VerifyOptions, folder: Path, checkpoint: str, result: Result) -> int:
+    from onnxtool.consumers import verify_in_consumer
+
+    with progress(quiet=result.quiet):
+        report = verify_in_consumer(folder, checkpoint, options)
+    rows = [
+        (
+            one.file or "(default)",
+            one.precision,
+            f"{one.batch_size}{f' {one.role}' if one.role else ''}",
+            "none" if one.error is None else f"{one.error:.2g}",
+            f"{one.bound:.2g}",
+            "yes" if one.passed else "NO",
+        )
+        for one in report.results
+    ]
+    columns = ("file", "precision", "batch", "error", "bound", "passed")
+    blocks: list[Block] = [
+        Facts([("Consumer", report.consumer), ("Checkpoint", report.checkpoint), ("Texts", str(report.num_texts))]),
+        Table(columns, rows, frozenset({"error", "bound"})),
+        *map(Note, report.notes),
+        *(
+            Note(f"{one.file or '(default)'}, batch {one.batch_size}: {one.reason}")
+            for one in report.results
+            if one.reason
+        ),
+    ]
+    result.emit(report, blocks)
+    if report.passed:
+        return 0
+    failed = [one for one in report.results if not one.passed]
+    say(f"{len(failed)} of {len(report.results)} answers differ from PyTorch's in {report.consumer}")
     return 1
 
 

@@ -50,13 +50,31 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
             f"--long {options.long} is for ONNX files, and sentence-transformers cuts what is long",
             "leave out --long, or compare with an ONNX file",
         )
+    tell(f"loading {name} in PyTorch")
+    model = load_encoder(name, kind, "cuda" if is_on_cuda(options.provider) else "cpu")
+    if kind == RERANKER and model.num_labels != 1:
+        raise CheckpointError(
+            f"{name} has {model.num_labels} labels, and a reranker has one", "pass a reranker, or an ONNX file of one"
+        )
+    if options.threads:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    return _TorchReranker(name, model, options) if kind == RERANKER else _TorchVectors(name, kind, model, options)
+
+
+def load_encoder(name: str, kind: str, device: str = "cpu") -> Any:
+    """Load a checkpoint with the sentence-transformers class for `kind`. Code in the checkpoint is never run.
+
+    Raises:
+        InputError: sentence-transformers is not installed.
+        CheckpointError: it cannot load the checkpoint.
+    """
     sentence_transformers = imported(
         "sentence_transformers",
         "a checkpoint is run by sentence-transformers",
         "pip install 'onnxtool-cli[sentence-transformers]', or compare with an ONNX file",
     )
-    tell(f"loading {name} in PyTorch")
-    device = "cuda" if is_on_cuda(options.provider) else "cpu"
     pickles: list[str] = []
     try:
         if (folder := Path(name)).is_dir():
@@ -75,15 +93,7 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
             f"sentence-transformers cannot load {name} as a {_CLASSES[kind]}: {type(error).__name__}: {error}",
             "pass the folder of the checkpoint, or an ONNX file",
         ) from error
-    if kind == RERANKER and model.num_labels != 1:
-        raise CheckpointError(
-            f"{name} has {model.num_labels} labels, and a reranker has one", "pass a reranker, or an ONNX file of one"
-        )
-    if options.threads:
-        import torch
-
-        torch.set_num_threads(options.threads)
-    return _TorchReranker(name, model, options) if kind == RERANKER else _TorchVectors(name, kind, model, options)
+    return model
 
 
 @contextmanager

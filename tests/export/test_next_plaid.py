@@ -19,7 +19,7 @@ from onnxtool.release.variants import export_variants
 from tests.retrieval.checkpoints import CASES, pylate_with_markers
 from tests.workshop import load_script
 
-encode = load_script("consumers.run_next_plaid").encode
+encode = load_script("consumers.sourced_next_plaid").encode
 MORE: dict[str, Callable[[Path, Path], None]] = {
     "ModernBERT": partial(pylate_with_markers, modern=True),
     "no expansion": partial(pylate_with_markers, do_query_expansion=False),

@@ -104,6 +104,10 @@ class Target:
         variants: the names of the files beside the graph that it opens for a precision, by precision.
         embeddings: the lowest precision of embeddings in int4 that its onnxruntime has operators for.
         data_suffix: what it appends to the graph's name to find the external data; empty if it reads any name.
+        opens: the precision of the file that it opens by default, if there is one.
+        cuts_pairs: whether it cuts pairs of texts as the checkpoint's tokenizer does.
+        runner: the module in `onnxtool.consumers.runners` that runs it; empty for one that cannot be called from here.
+        install: what installs it.
     """
 
     name: str
@@ -127,6 +131,10 @@ class Target:
     variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     embeddings: str = "int4"
     data_suffix: str = ""
+    opens: str = "fp32"
+    cuts_pairs: bool = True
+    runner: str = ""
+    install: str = ""
 
     @property
     def variant_names(self) -> tuple[str, ...]:
@@ -218,6 +226,8 @@ _TABLE = (
         note="subclass chromadb's ONNXMiniLM_L6_V2 with DOWNLOAD_PATH = FOLDER, EXTRACTED_FOLDER_NAME = '', with its "
         "own name() and build_from_config(){cut}{scaling}",
         scaling=_SCALES,
+        runner="run_chroma.py",
+        install="pip install chromadb",
     ),
     Target(  # fastembed 0.9
         "fastembed",
@@ -249,6 +259,8 @@ _TABLE = (
         module="fastembed",
         # The names in its own lists; a model of one's own names any file as `model_file`.
         variants={"fp32": ("model_optimized.onnx",), "fp16": ("model_fp16.onnx",), "int8": ("model_quantized.onnx",)},
+        runner="run_fastembed.py",
+        install="pip install fastembed",
     ),
     # infinity-emb 0.0.78: transformer/embedder/optimum.py, transformer/crossencoder/optimum.py. With the path that it
     # passes, optimum finds no graph in a subfolder, nor from another folder.
@@ -264,9 +276,12 @@ _TABLE = (
         length_in="config.json",
         # transformer/utils_optimum.py: of several files, one called quantized on the CPU, and model.onnx elsewhere.
         variants={"fp32": (), "int8": ("model_quantized.onnx",)},
+        opens="int8",
         note="in the folder, start infinity_emb v2 --model-id . --engine optimum",
         notes={DENSE: " --pooling-method {pooling}{scaling}", SCORES: "; scores are the model's logits"},
         scaling=_SCALES,
+        runner="run_infinity.py",
+        install="pip install infinity-emb 'optimum-onnx[onnxruntime]' 'transformers<5'",
     ),
     Target(  # OnnxEmbeddingFunction of pymilvus-model 0.3.4, dense/onnx.py, which feeds one text at a time
         "milvus",
@@ -278,6 +293,8 @@ _TABLE = (
         note="push the folder to the hub, from where it fetches model.onnx, and load it with "
         "pymilvus.model.dense.OnnxEmbeddingFunction(model_name=ID, tokenizer_name=ID){scaling}",
         scaling=_SCALES,
+        runner="run_milvus.py",
+        install="pip install 'pymilvus[model]'",
     ),
     Target(  # next-plaid-onnx/src/lib.rs
         "next-plaid",
@@ -324,6 +341,8 @@ _TABLE = (
         tokenizer_of="sentence-transformers",
         note='load it with backend="onnx" in sentence-transformers 5 with optimum-onnx and transformers 4',
         variants=_EXPORTED,
+        runner="run_sentence_transformers.py",
+        install="pip install 'sentence-transformers[onnx]<6' 'transformers<5'",
     ),
     Target(  # sentence-transformers 6.2, with a transformer that onnxtool.sentence_transformers runs
         "sentence-transformers",
@@ -340,6 +359,8 @@ _TABLE = (
         tokenizer_of="sentence-transformers",
         module="sentence_transformers",
         variants=_EXPORTED,
+        runner="run_sentence_transformers.py",
+        install="pip install 'onnxtool-cli[sentence-transformers]'",
     ),
     Target(  # backends/ort/src/lib.rs
         "tei",
@@ -371,6 +392,9 @@ _TABLE = (
         },
         data_suffix="_data",  # src/utils/model-loader.js
         embeddings="int8",  # onnxruntime-web's build for WebGPU has no GatherBlockQuantized on the CPU
+        cuts_pairs=False,
+        runner="transformers_js.mjs",
+        install="npm install @huggingface/transformers, in the current folder",
     ),
     # Vespa 8: SpladeEmbedder.java, which fails if the graph lacks an input that it feeds, and HuggingFaceEmbedder.java,
     # which checks first.

@@ -1,4 +1,4 @@
-"""Encode texts one at a time as ml-commons 3.6 does by the Deep Java Library: their sources, in Python."""
+"""ml-commons 3.6 with the Deep Java Library, one text at a time: their sources, in Python."""
 
 from __future__ import annotations
 
@@ -6,46 +6,50 @@ import hashlib
 import json
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from exchange import QUERY, QUESTION, Answer, inputs_of, nonzero, open_graph
+from exchange import Model, Row, nonzero
+from onnxruntime import InferenceSession
 from tokenizers import Tokenizer
 
+PACKAGE = "tokenizers"
 MODEL_MAX_LENGTH = 512  # of HuggingFaceTokenizer, where no option says another
 _MODEL, _QUERIES = "ml-commons_model_config.json", "ml-commons_tokenizer_config.json"
 
 
-def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
-    """Return a vector, terms and weights, or a score, for each text; where queries are looked up, their terms last."""
+def open_model(job: dict[str, Any], file: str) -> Model | None:
+    """Open the archive that the request registers; where queries are looked up, there is another for them."""
+    if file:
+        return None
+    folder = Path(job["folder"])
     with tempfile.TemporaryDirectory() as name:
         request = _deploy(folder, _MODEL, Path(name))
         (graph,) = Path(name).glob("*.onnx")  # DLModel: "found multiple models"
         tokenizer = _tokenizer(Path(name))
-        session = open_graph(graph)
+        session = InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+    weights: dict[str, float] = {}
+    if (folder / _QUERIES).is_file():
+        with tempfile.TemporaryDirectory() as name:
+            assert _deploy(folder, _QUERIES, Path(name))["function_name"] == "SPARSE_TOKENIZE"  # noqa: S101
+            weights = json.loads((Path(name) / "idf.json").read_text(encoding="utf-8"))
+            queries = _tokenizer(Path(name))
     function, config = request["function_name"], request.get("model_config", {})
-    if function == "TEXT_SIMILARITY":
-        return [_score(session, tokenizer.encode(QUESTION, text), config) for text in texts]
-    translators: dict[str, Callable[..., Answer]] = {"TEXT_EMBEDDING": _vector, "SPARSE_ENCODING": _terms}
-    translate = translators[function]
-    encodings = [tokenizer.encode(text) for text in texts]
-    if not (folder / _QUERIES).is_file():
-        return [translate(session, encoding, config) for encoding in encodings]
-    documents = [_terms(session, encoding, config) for encoding in encodings]
-    with tempfile.TemporaryDirectory() as name:
-        assert _deploy(folder, _QUERIES, Path(name))["function_name"] == "SPARSE_TOKENIZE"  # noqa: S101
-        weights = json.loads((Path(name) / "idf.json").read_text(encoding="utf-8"))
-        tokenizer = _tokenizer(Path(name))
-    size = tokenizer.get_vocab_size()
-    both = zip(documents, (_looked_up(tokenizer, weights, text[:QUERY]) for text in texts), strict=True)
-    # Terms of documents that no query has: the tokens that frame a text.
-    return [
-        {term: weight for term, weight in document.items() if tokenizer.decode([term])}
-        | {size + term: weight for term, weight in query.items()}
-        for document, query in both
-    ]
+    translators: dict[str, Callable[..., Row]] = {
+        "TEXT_EMBEDDING": _vector,
+        "SPARSE_ENCODING": _terms,
+        "TEXT_SIMILARITY": _score,
+    }
+
+    def answer(text: str, role: str) -> Row:
+        if role == "query":
+            return dict(_looked_up(queries, weights, text))
+        pair = (job["question"], text) if job["question"] else (text,)
+        return translators[function](session, tokenizer.encode(*pair), config)
+
+    return lambda texts, _size, role: [answer(text, role) for text in texts]
 
 
 def _deploy(folder: Path, name: str, place: Path) -> Any:
@@ -98,10 +102,11 @@ def _vector(session: Any, encoding: Any, config: dict[str, Any]) -> list[float]:
 
 def _score(session: Any, encoding: Any, _config: dict[str, Any]) -> list[float]:
     """Do as TextSimilarityTranslator."""
-    return [float(_forward(session, inputs_of(encoding))[0][0])]
+    feeds = {"input_ids": encoding.ids, "attention_mask": encoding.attention_mask, "token_type_ids": encoding.type_ids}
+    return [float(_forward(session, feeds)[0][0])]
 
 
-def _terms(session: Any, encoding: Any, _config: dict[str, Any]) -> dict[int, float]:
+def _terms(session: Any, encoding: Any, _config: dict[str, Any]) -> Row:
     """Do as SentenceTransformerTranslator and SparseEncodingTranslator, with the ids of terms."""
     feeds = {"input1.input_ids": encoding.ids, "input1.attention_mask": encoding.attention_mask}
     return nonzero(_forward(session, feeds)[0])

@@ -1,4 +1,4 @@
-"""Encode texts as next-plaid-onnx does, 32 at a time: its source, src/lib.rs, in Python. The setting is the file.
+"""next-plaid-onnx, 32 texts at a time: its source, src/lib.rs, in Python.
 
 Shape letters: T tokens that count, W width of a vector.
 """
@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+if TYPE_CHECKING:
+    from exchange import Model
+
+PACKAGE = "tokenizers"
 BATCH = 32
 DEFAULTS: dict[str, Any] = {
     "query_length": 48, "document_length": 300, "do_query_expansion": True, "uses_token_type_ids": True,
@@ -25,15 +29,10 @@ DEFAULTS: dict[str, Any] = {
 REPLACED = {"mask_token_id": (103, "[MASK]", "<mask>"), "pad_token_id": (0, "[PAD]", "<pad>")}
 
 
-def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[list[float]]:
-    """Return the vectors of each text as a document, followed by those of its first words as a query."""
-    from exchange import QUERY
-
-    both = (
-        encode(folder, texts, "document", *settings),
-        encode(folder, [t[:QUERY] for t in texts], "query", *settings),
-    )
-    return [[*map(float, d.ravel()), *map(float, q.ravel())] for d, q in zip(*both, strict=True)]
+def open_model(job: dict[str, Any], file: str) -> Model:
+    """Open the folder."""
+    folder, name = Path(job["folder"]), file or "model.onnx"
+    return lambda texts, _size, role: [row.tolist() for row in encode(folder, texts, role, name)]
 
 
 def encode(folder: Path, texts: Sequence[str], role: str, name: str = "model.onnx") -> list[NDArray[np.float32]]:

@@ -1,7 +1,4 @@
-"""Encode texts as text-embeddings-inference's onnxruntime backend does, eight at a time: its source, in Python.
-
-The setting is what `--pooling` says, or nothing.
-"""
+"""text-embeddings-inference's onnxruntime backend: its source, in Python."""
 
 from __future__ import annotations
 
@@ -11,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from exchange import Answer, open_graph
+from exchange import Model, Row
+from onnxruntime import InferenceSession
 from tokenizers import Tokenizer
 
-MAX_BATCH_SIZE = 8
+PACKAGE = "tokenizers"
 
 
-def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
-    """Return a vector of length 1 for each text."""
+def open_model(job: dict[str, Any], file: str) -> Model | None:
+    """Open the folder, as `--pooling` says where a graph pools and no file does."""
+    if file:
+        return None
+    folder = Path(job["folder"])
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for keys in (
         ("hidden_size", "n_embd"),
@@ -28,28 +29,30 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
         assert any(isinstance(config.get(key), int) for key in keys), keys  # noqa: S101  it does not start without
     tokenizer_config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     left = tokenizer_config.get("padding_side") == "left"
-    pooling = settings[0] if settings else _pooling(folder)
+    pooling = job["pooling"] if job["pooling"] == "none" else _pooling(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(_longest(folder, config))
-    session = open_graph(folder / "model.onnx")
-    names = [value.name for value in session.get_inputs()]
-    outputs = [value.name for value in session.get_outputs()]
-    answers: list[Answer] = []
-    for start in range(0, len(texts), MAX_BATCH_SIZE):
-        encodings = tokenizer.encode_batch(texts[start : start + MAX_BATCH_SIZE])
-        length = max(len(encoding.ids) for encoding in encodings)
-        offered = {
-            "input_ids": _pad([e.ids for e in encodings], length, config.get("pad_token_id") or 0, left=left),
-            "attention_mask": _pad([e.attention_mask for e in encodings], length, 0, left=left),
-            "token_type_ids": _pad([e.type_ids for e in encodings], length, 0, left=left),
+    session = InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    inputs, outputs = ([value.name for value in one] for one in (session.get_inputs(), session.get_outputs()))
+    padding = {"input_ids": config.get("pad_token_id") or 0, "attention_mask": 0, "token_type_ids": 0}
+
+    def batch(texts: Sequence[str]) -> list[Row]:
+        encodings = tokenizer.encode_batch(texts)
+        rows = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        feeds = {
+            name: _pad([getattr(one, rows[name]) for one in encodings], padding[name], left=left) for name in inputs
         }
-        found = dict(zip(outputs, session.run(None, {name: offered[name] for name in names}), strict=True))
+        found = dict(zip(outputs, session.run(None, feeds), strict=True))
         vectors = found.get("sentence_embedding")
         if vectors is None:
-            vectors = _pool(found["last_hidden_state"], offered["attention_mask"], pooling)
-        answers += (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).tolist()
-    return answers
+            vectors = _pool(found["last_hidden_state"], feeds["attention_mask"], pooling)
+        scaled: list[Row] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).tolist()
+        return scaled
+
+    return lambda texts, size, _role: [
+        row for start in range(0, len(texts), size) for row in batch(texts[start : start + size])
+    ]
 
 
 def _pooling(folder: Path) -> str:
@@ -71,8 +74,8 @@ def _longest(folder: Path, config: dict[str, Any]) -> int:
     return int(config.get("max_position_embeddings") or config["n_positions"])
 
 
-def _pad(rows: list[list[int]], length: int, value: int, *, left: bool) -> Any:
-    padding = [[value] * (length - len(row)) for row in rows]
+def _pad(rows: list[list[int]], value: int, *, left: bool) -> Any:
+    padding = [[value] * (max(map(len, rows)) - len(row)) for row in rows]
     pairs = zip(padding, rows, strict=True) if left else zip(rows, padding, strict=True)
     return np.array([[*first, *second] for first, second in pairs], dtype=np.int64)
 
