@@ -266,7 +266,8 @@ class _Run:
         if storage is not None:
             storage.put_back(converted.model)
         result = ModelFile.open(save_model(converted.model, self.staging))
-        require_weights(converted.model, result.path)
+        if converted.precision != FP32:
+            require_weights(model, converted.model, result.path)
         precision, quantization = converted.precision, converted.quantization
         if quantization is not None:
             quantization = count_written(quantization, result.path)

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtool.errors import PassError
-from onnxtool.graph.edit import attribute, is_weight, only_consumer, producer, tensor_of
+from onnxtool.graph.edit import attribute, is_float, is_weight, only_consumer, producer, tensor_of
 from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import refusals
@@ -148,16 +148,17 @@ def made_from(tensor: ir.TensorProtocol, read: Callable[[], NDArray[Any]]) -> ir
     return tensor
 
 
-def require_weights(converted: ir.Model, path: Path) -> None:
-    """Check that the converted weights in the file at `path` are those that they were made from, up to rounding.
+def require_weights(model: ir.Model, converted: ir.Model, path: Path) -> None:
+    """Check that weights in the file at `path` are those of `model` or, if converted, made from them, up to rounding.
 
     Raises:
         PassError: one is not, or nothing reads it.
     """
     stored = dict(pair for node in load_model(path).graph for pair in _stored(node))
-    for name, value in converted.graph.initializers.items():
-        read = None if value.const_value is None else value.const_value.meta.get(_ORIGIN)
-        if read is None:
+    for name, value in {**converted.graph.initializers, **model.graph.initializers}.items():
+        tensor = tensor_of(value)
+        read, is_kept = tensor.meta.get(_ORIGIN, tensor.numpy), _ORIGIN not in tensor.meta
+        if is_kept and (name not in stored or tensor.dtype != ir.DataType.FLOAT):
             continue
         if name not in stored:
             raise PassError(f"nothing in the file reads the weight {name}", REPORT)
@@ -174,15 +175,17 @@ def _steps_off(values: NDArray[Any], steps: NDArray[Any], floats: NDArray[Any]) 
     """Return the largest root mean square of a row's differences from its floats, [R, W], in steps."""
     floats = _as_rows(floats)
     width = floats.shape[1]
-    off = (values[:, :width] - floats) / np.maximum(np.abs(steps[:, :width]), np.finfo(np.float32).tiny)
+    values, steps = values[:, :width], np.maximum(np.abs(steps[:, :width]), np.finfo(np.float32).tiny)
+    equal = (values == floats) | (np.isnan(values) & np.isnan(floats))
+    off = np.subtract(values, floats, out=np.zeros_like(values), where=~equal) / steps
     return float(np.sqrt(np.einsum("rw,rw->r", off, off) / max(1, width)).max(initial=0.0))
 
 
 def _stored(node: ir.Node) -> Iterator[tuple[str, _Read]]:
     """Yield the name of each converted weight of a node, and what reads its numbers and their steps, [R, W]."""
     for value in filter(is_weight, node.inputs):
-        if value is not None and value.dtype == ir.DataType.FLOAT16:
-            yield str(value.name), partial(_read_halves, tensor_of(value))
+        if value is not None and is_float(value):
+            yield str(value.name), partial(_read_floats, tensor_of(value))
     inputs = named_inputs(node.domain, node.op_type, node.inputs)
     parts = [next((inputs[name] for name in names if name in inputs), None) for names in _PARTS]
     if node.op_type == "Gather":
@@ -199,9 +202,9 @@ def _scale_of_rows(node: ir.Node) -> ir.Value | None:
     return next((one.inputs[0] for one in lookups if one is not None), None)
 
 
-def _read_halves(tensor: ir.TensorProtocol) -> tuple[NDArray[Any], NDArray[Any]]:
+def _read_floats(tensor: ir.TensorProtocol) -> tuple[NDArray[Any], NDArray[Any]]:
     array = _as_rows(tensor.numpy())
-    return array.astype(np.float32), np.spacing(np.abs(array)).astype(np.float32)
+    return array.astype(np.float32, copy=False), np.spacing(np.abs(array)).astype(np.float32)
 
 
 def _read_codes(node: ir.Node, tensors: Sequence[ir.TensorProtocol]) -> tuple[NDArray[Any], NDArray[Any]]:

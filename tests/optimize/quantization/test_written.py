@@ -163,11 +163,12 @@ def test_a_model_without_float32_matrices_has_no_half_precision(
 # Random rows, looked up and passed through two layers; the first column of `w` hardly matters behind the first row of
 # `v`, so that no output shows what becomes of it.
 LOOKUP = (
-    "g (int64[b, s] input_ids) => (float[b, s, 64] y) { e = Gather(t, input_ids) a = MatMul(e, w) y = MatMul(a, v) }"
+    "g (int64[b, s] input_ids) => (float[b, s, 64] y) "
+    "{ e = Gather(t, input_ids) m = Mul(e, c) a = MatMul(m, w) y = MatMul(a, v) }"
 )
 HIDDEN = np.ones((64, 1), np.float32)
 HIDDEN[0] = 1e-4
-LOOKED_UP = {"t": normal(2048, 64, seed=2), "w": WEIGHTS["w"], "v": HIDDEN * WEIGHTS["v"]}
+LOOKED_UP = {"t": normal(2048, 64, seed=2), "c": 1 + 0.1 * normal(64), "w": WEIGHTS["w"], "v": HIDDEN * WEIGHTS["v"]}
 
 
 def times_four(name: str, column: Any) -> Callable[[Arrays], Arrays]:
@@ -197,6 +198,7 @@ FAULTS: list[tuple[str, str, Callable[[Arrays], Arrays]]] = [
     ("int4", "w_int4_blocks", lambda arrays: {"w_int4_zero": arrays["w_int4_zero"] ^ np.uint8(0x88)}),
     ("int4", "t_rows_int4_blocks", lambda arrays: {"t_rows_int4_blocks": arrays["t_rows_int4_blocks"][::-1]}),
     ("int4_fp16", "w_int4_blocks", times_four("w_int4_scale_float16", 0)),
+    ("int8", "c", times_four("c", 0)),
     ("fp16", "w_float16", times_four("w_float16", COLUMN)),
     ("fp16", "t_float16", lambda arrays: {"t_float16": arrays["t_float16"][::-1]}),
 ]
