@@ -27,7 +27,7 @@ from onnxtool.export.targets import TARGETS
 
 SCRIPTS = Path(__file__).resolve().parent
 CONSUMERS = SCRIPTS / "consumers"
-ALL = "fp32,fp16,int8,int4,int4_fp16"
+ALL = "fp32,fp16,int8,uint8,int4,int4_fp16"
 # By target: models of consumer_models, and the precisions to write for those after the semicolon; random weights hold
 # no error of 0.01 in int4.
 CHECKS = {
