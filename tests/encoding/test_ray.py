@@ -95,7 +95,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     checks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-    head = {"num_cpus": 4, "include_dashboard": False, "_system_config": checks}
+    # Workers start when they are asked for: as many as a node has cores would import Ray at its start.
+    settings = {**checks, "prestart_worker_first_driver": False}
+    head = {"num_cpus": 4, "include_dashboard": False, "_system_config": settings}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in poisoned(tmp_path_factory.mktemp("code"), code_of("time.sleep(0.3)")).items():
             patch.setenv(name, value)
