@@ -21,7 +21,7 @@ from tests.training.small_models import CLASSES, FEATURES, convolutions, load, p
 STEPS = 100
 TOKENS, WORDS = 8, 60
 # What dropout draws is a runtime's own matter.
-_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_hidden_layers": 2}
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 Batch = dict[str, NDArray[Any]]
 
 
