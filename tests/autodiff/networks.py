@@ -254,7 +254,7 @@ def _t5() -> Network:
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
-        vocab_size=_VOCABULARY, d_model=_HIDDEN, d_kv=8, d_ff=24, num_layers=2, num_heads=_HEADS,
+        vocab_size=_VOCABULARY, d_model=_HIDDEN, d_kv=8, d_ff=24, num_layers=1, num_heads=_HEADS,
         dropout_rate=0.0, use_cache=False, feed_forward_proj="gated-gelu",
     )  # fmt: skip
     inputs = (torch.randint(3, _VOCABULARY, (_SAMPLES, _TOKENS)), torch.randint(3, _VOCABULARY, (_SAMPLES, 5)))
