@@ -47,7 +47,6 @@ CHECKPOINTS: dict[str, tuple[str, Mapping[str, Any]]] = {
         {"n_positions": 24, "bos_token_id": 1, "eos_token_id": 1, **_NO_DROPOUT},
     ),
     "texts": ("BertForSequenceClassification", {"num_labels": 3}),
-    "number": ("BertForSequenceClassification", {"num_labels": 1}),
     "tokens": ("BertForTokenClassification", {"num_labels": 4}),
     "translation": ("T5ForConditionalGeneration", _ENCODER_DECODER),
     "encoder": ("BertModel", {}),
@@ -111,7 +110,6 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
 KINDS: dict[str, tuple[str, str | None, Mapping[str, Any]]] = {
     "causal": ("causal", None, {}),
     "classes of texts": ("texts", "single_label_classification", {}),
-    "numbers of texts": ("number", "regression", {"loss": "MSELoss"}),
     "labels of texts": ("texts", "multi_label_classification", {"loss": "BCEWithLogitsLoss"}),
     "classes of tokens": ("tokens", None, {}),
     "translation": ("translation", None, {}),
