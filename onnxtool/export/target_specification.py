@@ -289,7 +289,8 @@ class TargetSpecification:
     def _bound_texts(self, path: Path, longest: int | None) -> None:
         """State the maximum text length in tokenizer_config.json and, for a target that pads, the padding token."""
         content = read_object(path)
-        config = {key: value for key, value in content.items() if key != "model_max_length"}
+        # fastembed takes the smaller of the two; transformers leaves `max_length` there from a call of the tokenizer.
+        config = {key: value for key, value in content.items() if key not in ("model_max_length", "max_length")}
         limit = self.limit(longest)
         changed = {**config, **({} if limit is None else {"model_max_length": limit})}
         if self.target.pads and not config.get("pad_token"):

@@ -374,6 +374,16 @@ def test_two_tokens_of_one_text_are_refused_where_queries_go_by_text(tmp_path: P
         weights_by_text(np.array([1, 2], np.float32), wrapped)
 
 
+def test_a_length_left_by_a_call_of_the_tokenizer_cuts_no_texts(workshop: Workshop, tmp_path: Path) -> None:
+    """Fastembed takes the smaller of `max_length`, which transformers leaves behind, and `model_max_length`."""
+    checkpoint = Path(shutil.copytree(workshop.checkpoint("tiny-encoder"), tmp_path / "checkpoint"))
+    path = checkpoint / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_length": 16}))
+    settings = json.loads((exported(checkpoint, "fastembed", tmp_path) / "tokenizer_config.json").read_text())
+    assert "max_length" not in settings
+    assert settings["model_max_length"] == 64
+
+
 @pytest.mark.parametrize(
     ("metadata", "other"),
     [
