@@ -94,7 +94,7 @@ retrieval: $(READY) ## Compare checkpoints of every module of sentence-transform
 	$(BIN)/python -m tests.retrieval.comparison --output docs/retrieval.md
 
 consumers: $(READY) ## Load exports for every target in their real consumers, and compare the answers with PyTorch's.
-	$(BIN)/python scripts/check_consumers.py --work_dir models/consumers
+	$(BIN)/python scripts/check_consumers.py --work_dir models/consumers --write docs/consumers/measured.md
 
 audit: $(READY) ## Run PyTorch's own operator tests through the backend, and write docs/operators.md; takes half an hour.
 	$(BIN)/python scripts/audit_operators.py

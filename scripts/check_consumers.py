@@ -5,7 +5,8 @@ npm; node must be there); one without pins runs in this environment. Anserini, n
 text-embeddings-inference and Vespa cannot be called from here: what their sources do is done in onnxruntime, and the
 table says so. Exit code 1 where an answer differs.
 
-Run `python scripts/check_consumers.py --work_dir models/consumers`, with --target for some consumers only.
+Run `python scripts/check_consumers.py --work_dir models/consumers`, with --target for some consumers only, and with
+`--write docs/consumers/measured.md` for the page of the documentation.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from consumer_models import build_model
+from harness.machine import describe_machine
+from harness.pages import replace as replace_line
+from harness.pages import replace_rows
 
 from onnxtool import ExportOptions, OnnxtoolError, VerifyOptions, export_variants, verify_in_consumer
 from onnxtool.consumers import ConsumerReport
@@ -28,6 +32,8 @@ from onnxtool.export.targets import TARGETS
 SCRIPTS = Path(__file__).resolve().parent
 CONSUMERS = SCRIPTS / "consumers"
 ALL = "fp32,fp16,int8,uint8,int4,int4_fp16"
+CHROMIUM = "transformers.js in Chromium"
+HEAD = ("consumer", "model", "file", "MB", "opened as", "ms a text", "error alone", "in batches", "bound", "passed")
 # By target: models of consumer_models, and the precisions to write for those after the semicolon; random weights hold
 # no error of 0.01 in int4.
 CHECKS = {
@@ -42,7 +48,8 @@ CHECKS = {
     "sentence-transformers": "minilm;fp32,fp16,int8 mean-dense lasttoken splade;fp32,fp16,int8 inference-free "
     "decoder-reranker reranker",
     "tei": "minilm lasttoken mean-dense distil",
-    "transformers.js": f"minilm;{ALL} cls lasttoken mean-dense splade;fp16,int8 reranker;fp16,int8",
+    "transformers.js": f"minilm;{ALL} cls lasttoken mean-dense splade;fp16,int8 reranker;fp16,int8 tagger;fp16 "
+    f"modernbert;fp16,int8 deberta;{ALL}",
     "vespa": "minilm;fp32,fp16,int8 mean-dense splade;fp32,fp16,int8 splade-distil",
 }
 
@@ -54,36 +61,41 @@ def main() -> int:
     )
     parser.add_argument("--work_dir", type=Path, required=True, help="where environments, models and exports are put")
     parser.add_argument("--target", action="append", choices=CHECKS, help="check this one; may be given several times")
+    parser.add_argument("--write", type=Path, help="the page whose table is written anew")
     arguments = parser.parse_args()
     work_dir: Path = arguments.work_dir.resolve()
     work_dir.mkdir(parents=True, exist_ok=True)
+    page: Path | None = arguments.write and arguments.write.resolve()
+    CHECKS[CHROMIUM] = CHECKS["transformers.js"]
     for target in TARGETS.values():
         if (path := CONSUMERS / f"sourced_{target.name.replace('-', '_')}.py").is_file():
             TARGETS[target.name] = replace(target, runner=str(path))
-    print("| consumer | model | file | MB | opened as | ms a text | error alone | in batches | bound | passed |")
-    print("|---|---|---|---:|---|---:|---:|---:|---:|---|")
-    passed = True
-    for target_name in arguments.target or CHECKS:
-        for check in CHECKS[target_name].split():
+    rows: list[tuple[str, ...]] = []
+    for name in arguments.target or CHECKS:
+        for check in CHECKS[name].split():
             model, _, precisions = check.partition(";")
-            print(f"checking {model} in {target_name}", file=sys.stderr, flush=True)
+            print(f"checking {model} in {name}", file=sys.stderr, flush=True)
             try:
-                report = run(target_name, model, precisions, work_dir)
-                rows = list(_rows(report, target_name, model))
-                passed &= report.passed
+                rows += _rows(run(name, model, precisions, work_dir), name, model)
             except OnnxtoolError as error:
-                rows, passed = [(target_name, model, str(error), *[""] * 6, "NO")], False
-            print("\n".join(f"| {' | '.join(row)} |" for row in rows), flush=True)
-    return 0 if passed else 1
+                rows.append((name, model, " ".join(str(error).split()), *[""] * 6, "NO"))
+    print("\n".join(f"| {' | '.join(row)} |" for row in (HEAD, *rows)))
+    if page is not None:
+        written = replace_rows(page.read_text(encoding="utf-8"), HEAD, rows)
+        written = replace_line(written, r"^Measured on .*$", f"Measured on {describe_machine()}.")
+        page.write_text(written, encoding="utf-8")
+    return 0 if all(row[-1] == "yes" for row in rows) else 1
 
 
-def run(target: str, model: str, precisions: str, work_dir: Path) -> ConsumerReport:
+def run(name: str, model: str, precisions: str, work_dir: Path) -> ConsumerReport:
     """Export a model, and run its folder in the consumer."""
+    target = "transformers.js" if name == CHROMIUM else name
     checkpoint = build_model(model, work_dir / "checkpoints")
     folder = work_dir / "exports" / target / model
     if not folder.is_dir():
         export_variants(ExportOptions(checkpoint, target=target, output=folder, precisions=precisions))
     interpreter, place = _environment(target, work_dir)
+    interpreter = str(CONSUMERS / "chromium.py") if name == CHROMIUM else interpreter
     os.environ["PYTHONPATH"] = str(SCRIPTS.parent)
     os.chdir(place)  # where node looks for packages
     return verify_in_consumer(folder, checkpoint, VerifyOptions(consumer=target, interpreter=interpreter))
@@ -91,7 +103,8 @@ def run(target: str, model: str, precisions: str, work_dir: Path) -> ConsumerRep
 
 def _rows(report: ConsumerReport, target: str, model: str) -> Iterator[tuple[str, ...]]:
     """Yield a row for each file and role."""
-    title = f"{target} (its source)" if TARGETS[target].runner.startswith(str(SCRIPTS)) else report.consumer
+    sourced = target != CHROMIUM and TARGETS[target].runner.startswith(str(SCRIPTS))
+    title = f"{target} (its source)" if sourced else report.consumer.removeprefix("@huggingface/")
     alone = [one for one in report.results if one.batch_size == 1]
     for one, many in zip(alone, [one for one in report.results if one.batch_size > 1], strict=True):
         path = Path(report.folder) / one.file
@@ -123,7 +136,9 @@ def _environment(target: str, work_dir: Path) -> tuple[str | None, Path]:
 
 
 def _call(command: Sequence[str], cwd: Path | None = None) -> None:
-    subprocess.run(command, check=True, cwd=cwd, env={**os.environ, "ONNXRUNTIME_NODE_INSTALL": "skip"})
+    subprocess.run(
+        command, check=True, cwd=cwd, stdout=sys.stderr, env={**os.environ, "ONNXRUNTIME_NODE_INSTALL": "skip"}
+    )
 
 
 if __name__ == "__main__":

@@ -8,12 +8,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from make_models import ROOT, TOKENIZER_FILES, trained_model
+from make_models import ROOT, TOKENIZER_FILES, make_model, trained_model
 
 _WIDTH = 32
 _SHAPE: dict[str, Any] = {"max_position_embeddings": 512, "initializer_range": 0.3}
 _BERT = {"hidden_size": _WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, **_SHAPE}
 _DISTIL = {"dim": _WIDTH, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, **_SHAPE}
+_MODERN = {
+    **{key: value for key, value in _BERT.items() if key != "initializer_range"},
+    "initializer_range": 0.3,
+    "vocab_size": 30522,
+    "pad_token_id": 0,
+    "bos_token_id": 101,
+    "eos_token_id": 102,
+    "cls_token_id": 101,
+    "sep_token_id": 102,
+}
+_DEBERTA = {**_BERT, "vocab_size": 30522, "relative_attention": True, "position_biased_input": False}
+_DEBERTA |= {"pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0}
 # Which share of a vocabulary a text of a trained SPLADE has, about.
 _SHARE_OF_TERMS = 0.005
 # Checkpoints of tests/retrieval: a late-interaction encoder in the layout of Stanford's ColBERT, with its usual
@@ -31,6 +43,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "cls": ("BertModel", _BERT, ("cls",)),
     "lasttoken": ("BertModel", _BERT, ("lasttoken", "Normalize")),
     "distil": ("DistilBertModel", _DISTIL, ("mean", "Normalize")),
+    "modernbert": ("ModernBertModel", _MODERN, ("mean", "Normalize")),
+    "deberta": ("DebertaV2Model", _DEBERTA, ("mean", "Normalize")),
     "mean-dense": ("BertModel", _BERT, ("mean", "Dense", "Normalize")),
 }
 
@@ -39,6 +53,8 @@ def build_model(name: str, folder: Path) -> Path:
     """Build the model called `name` into `folder`, unless it is there, and return where."""
     if name == "minilm":
         return trained_model()
+    if name == "tagger":
+        return make_model("tiny-tagger", folder)
     target, partial, base = (folder / f"{name}{part}" for part in ("", "-partial", "-base"))
     if target.is_dir():
         return target

@@ -48,6 +48,7 @@ _TEXTS = (
 )
 _WORDS = ("the", "model", "of", "sparse", "retrieval", "weighs", "terms", "query", "document", "search", "engine")
 _QUESTION = "what is the capital of France?"
+_QUERY = 40  # characters of a text that are a query
 # More words in a text take minutes in PyTorch; the report says where the limit is beyond.
 _MOST_WORDS = 2048
 # Of answers computed in other orders than PyTorch's: an error of 0.05 % in float32, and of 1.4 % in float16.
@@ -157,13 +158,13 @@ def verify_in_consumer(folder: StrPath, checkpoint: StrPath, options: VerifyOpti
         assert specification is not None  # noqa: S101  only targets for any graph have none, and these have no runner
         files = _files(specification, root)
         texts, notes = _texts(specification, job.lengths.stated)
+        question = _question(specification)
         calls: list[dict[str, Any]] = [
             {"file": file, "batch_size": size, "role": role}
             for file, _ in files
             for size in _BATCH_SIZES
-            for role in (("document", "query") if specification.use.kind in _OF_ROLES else ("",))
+            for role in texts
         ]
-        question = _question(specification)
         asked_of_it: dict[str, Json] = {
             "consumer": name,
             "folder": str(root),
@@ -172,23 +173,30 @@ def verify_in_consumer(folder: StrPath, checkpoint: StrPath, options: VerifyOpti
             "pooling": specification.pooling_name,
             "normalize": specification.scales,
             "question": question,
-            "texts": list(texts),
+            "texts": {role: [*rows] for role, rows in texts.items()},
             "calls": [*calls],
         }
-        tell(f"answering {len(texts)} texts in {specification.target.title}")
+        tell(f"answering texts in {specification.target.title}")
         found = _ask(target, asked_of_it, options, scratch)
-    tell(f"answering {len(texts)} texts in PyTorch")
-    wanted = {role: _in_pytorch(job, texts, role, question) for role in dict.fromkeys(call["role"] for call in calls)}
+    tell("answering texts in PyTorch")
+    wanted = {role: _in_pytorch(job, rows, role, question) for role, rows in texts.items()}
     precisions = dict(files)
     results = [
-        _compared(call, precisions[call["file"]], answer, wanted[call["role"]], specification, options)
+        _compared(
+            call, precisions[answer.get("opened", call["file"])], answer, wanted[call["role"]], specification, options
+        )
         for call, answer in zip(calls, found["answers"], strict=True)
         if answer  # an empty one is of a file that the consumer cannot be told
     ]
     unnamed = [call["file"] for call, answer in zip(calls, found["answers"], strict=True) if not answer]
     notes += [f"{file} was not opened by its name, which {name} cannot be told" for file in dict.fromkeys(unnamed)]
     return ConsumerReport(
-        str(folder), os.fspath(checkpoint), found["version"], len(texts), tuple(results), tuple(notes)
+        str(folder),
+        os.fspath(checkpoint),
+        found["version"],
+        len(next(iter(texts.values()))),
+        tuple(results),
+        tuple(notes),
     )
 
 
@@ -230,17 +238,22 @@ def _files(specification: TargetSpecification, root: Path) -> list[tuple[str, st
     return [("", first), *named]
 
 
-def _texts(specification: TargetSpecification, limit: int | None) -> tuple[list[str], list[str]]:
-    """Return the texts, and what could not be tried with them."""
-    limit, plain = specification.limit(limit), [*_TEXTS]
-    if _question(specification) is not None:
-        plain.remove("")  # libraries read a pair with an empty text as a pair, or as one text
-        if not specification.target.cuts_pairs:
-            return plain, ["pairs beyond the limit, which it cuts otherwise than the checkpoint does, were not tried"]
-    if limit is None or limit > _MOST_WORDS:
-        return plain, [f"no text beyond the limit of {limit or 'no'} tokens was tried"]
-    words = [_WORDS[place * place % len(_WORDS)] for place in range(limit + 32)]
-    return [*plain, " ".join(words)], []
+def _texts(specification: TargetSpecification, limit: int | None) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the texts by role, and what could not be tried with them."""
+    limit, texts, notes, kind = specification.limit(limit), [*_TEXTS], [], specification.use.kind
+    is_pair = _question(specification) is not None
+    if is_pair:
+        texts.remove("")  # libraries read a pair with an empty text as a pair, or as one text
+    if is_pair and not specification.target.cuts_pairs:
+        notes.append("pairs beyond the limit, which it cuts otherwise than the checkpoint does, were not tried")
+    elif limit is None or limit > _MOST_WORDS:
+        notes.append(f"no text beyond the limit of {limit or 'no'} tokens was tried")
+    else:
+        texts.append(" ".join(_WORDS[place * place % len(_WORDS)] for place in range(limit + 32)))
+    if kind not in _OF_ROLES:
+        return {"": texts}, notes
+    # Queries are short: some consumers cut none.
+    return {"document": texts, "query": [text[:_QUERY].strip() for text in texts]}, notes
 
 
 def _question(specification: TargetSpecification) -> str | None:

@@ -1,4 +1,8 @@
-"""Anserini's SpladePlusPlusEncoder in its onnxruntime, from its source; batches run the second graph."""
+"""Anserini's SpladePlusPlusEncoder in its onnxruntime, from its source; batches run the second graph.
+
+It encodes queries. It would cut a longer text than MAX_SEQ_LEN behind its tokens, and so lose the closing one; such a
+text is cut here before.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,12 @@ def open_model(job: dict[str, Any], file: str) -> Model | None:
         return None
     (vocabulary,) = Path(job["folder"]).glob("*-vocab.txt")
     tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=True)
+    tokenizer.enable_truncation(MAX_SEQ_LEN)
     one, many = (_session(job, kind) for kind in ("optimized", "batched"))
 
     def run(texts: Sequence[str], size: int, _role: str) -> list[Row]:
         rows: list[Row] = []
-        ids = [tokenizer.encode(text).ids[:MAX_SEQ_LEN] for text in texts]
+        ids = [tokenizer.encode(text).ids for text in texts]
         for start in range(0, len(ids), size):
             part = ids[start : start + size]
             mask = np.array([[place < len(row) for place in range(max(map(len, part)))] for row in part])

@@ -18,7 +18,8 @@ from onnxtool import ExportOptions, VerifyOptions, export_variants, verify_in_co
 from onnxtool.consumers import ConsumerReport
 from onnxtool.errors import InputError, OptionError, TargetError
 from tests.cli.entry_point import run_onnxtool
-from tests.training.web.javascript import HERE, NODE, has_package
+from tests.docs.documents import ROOT, blocks
+from tests.training.web.javascript import HERE, NODE, has_package, run_node
 from tests.workshop import Workshop
 
 IN_NODE = pytest.mark.skipif(
@@ -73,6 +74,18 @@ def test_weights_scores_and_tags_are_compared_too(
     report = verified(folder, workshop.checkpoint(name), "transformers.js")
     assert report.passed, report.results
     assert all(one.error is not None and one.error > 0 for one in report.results)
+
+
+@IN_NODE
+def test_the_program_of_the_documentation_runs_in_node(browser: Path, tmp_path: Path) -> None:
+    (block,) = blocks(ROOT / "docs" / "consumers" / "transformers_js.md", "js")
+    place = tmp_path / "place"
+    place.mkdir()
+    browser.rename(place / "minilm-js")
+    (place / "node_modules").symlink_to(HERE / "node_modules", target_is_directory=True)
+    (place / "program.mjs").write_text(block.text, encoding="utf-8")
+    width = json.loads((place / "minilm-js" / "config.json").read_text())["hidden_size"]
+    assert run_node(place, "program.mjs").strip() == f"[ 2, {width} ]"
 
 
 def tensors(model: onnx.ModelProto, least: int = 512) -> dict[str, onnx.TensorProto]:

@@ -6,12 +6,13 @@ the file.
 
 JOB is a JSON object: `consumer`, `folder`, `graph` (its path in there), `kind` (of models, as in export/targets),
 `pooling` (`none` for a graph that pools), `normalize`, `question` (which pairs begin with; null for single texts),
-`texts`, and `calls`, each with `file`, `batch_size` and `role` (`query`, `document`, or empty where all texts are read
-alike).
+`texts` by role (`query`, `document`, or empty where all texts are read alike), and `calls`, each with `file`,
+`batch_size` and `role`.
 
 ANSWERS is written: `version` of the consumer, and `answers` to the calls, each with `rows` and `seconds`, or `error`;
-empty for a file that the consumer cannot be told. A row is a list of numbers, a list of rows for tokens, or an object
-of term ids and weights. `missing` names a package that is lacking.
+empty for a file that the consumer cannot be told, and with `opened` where another file than `graph` is the default. A
+row is a list of numbers, a list of rows for tokens, or an object of term ids and weights. `missing` names a package
+that is lacking.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _answer(runner: Any, job: dict[str, Any]) -> list[dict[str, Any]]:
                 models[call["file"]] = runner.open_model(job, call["file"])
             model = models[call["file"]]
             start = perf_counter()
-            rows = None if model is None else model(job["texts"], call["batch_size"], call["role"])
+            rows = None if model is None else model(job["texts"][call["role"]], call["batch_size"], call["role"])
             answers.append({} if rows is None else {"rows": rows, "seconds": perf_counter() - start})
         except Exception as error:  # noqa: BLE001  whatever the consumer says is its answer
             answers.append({"error": f"{type(error).__name__}: {error}"})

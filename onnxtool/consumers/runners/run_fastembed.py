@@ -33,9 +33,7 @@ def open_model(job: dict[str, Any], file: str) -> Model | None:
     if job["kind"] == "text encoders":
         fastembed.TextEmbedding.add_custom_model(
             model=name,
-            pooling={"mean": PoolingType.MEAN, "cls": PoolingType.CLS, "none": PoolingType.DISABLED}.get(
-                job["pooling"], PoolingType.LAST_TOKEN
-            ),
+            pooling=PoolingType[job["pooling"]],
             normalization=job["normalize"],
             sources=ModelSource(hf=name),
             dim=1,  # which it uses nowhere

@@ -53,7 +53,7 @@ async function open(lib, job, name, options) {
 export async function answer(lib, job, name) {
   const answers = [];
   let model, opened;
-  for (const { file, batch_size: size } of job.calls) {
+  for (const { file, batch_size: size, role } of job.calls) {
     try {
       if (file !== opened) {
         await model?.dispose();
@@ -62,7 +62,7 @@ export async function answer(lib, job, name) {
         opened = file;
       }
       const rows = [], start = performance.now();
-      for (const texts of chunks(job.texts, size)) rows.push(...(await model.run(texts)));
+      for (const texts of chunks(job.texts[role], size)) rows.push(...(await model.run(texts)));
       answers.push({ rows, seconds: (performance.now() - start) / 1000 });
     } catch (error) {
       answers.push({ error: String(error.message ?? error) });
