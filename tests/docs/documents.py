@@ -29,6 +29,7 @@ _WRITTEN_BY_SCRIPTS = (
     "gradients.md",
     "operators.md",
     "onnxoptimizer.md",
+    "measured.md",
     "figures.md",
     "figures_details.md",
     "foreign_files.md",

@@ -45,7 +45,17 @@ _ASSERTIONS = {
     "docs/guide/torch_backend.md": "assert losses[-1] < losses[0]",
 }
 # Commands and options in the text that belong to other programs.
-_OTHER_PROGRAMS = ("python ", "make ", "optimum-cli ", "olive ", "onnxslim ", "onnxsim ", "bin/run.sh ")
+_OTHER_PROGRAMS = (
+    "python ",
+    "make ",
+    "optimum-cli ",
+    "olive ",
+    "infinity_emb ",
+    "text-embeddings-router ",
+    "onnxslim ",
+    "onnxsim ",
+    "bin/run.sh ",
+)
 _FOREIGN_OPTIONS = {"--constraint", "--nproc-per-node", "--question", "--optimum"}
 
 
