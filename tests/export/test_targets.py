@@ -374,6 +374,22 @@ def test_two_tokens_of_one_text_are_refused_where_queries_go_by_text(tmp_path: P
         weights_by_text(np.array([1, 2], np.float32), wrapped)
 
 
+def test_the_backend_of_an_older_version_finds_every_module(tmp_path: Path) -> None:
+    """sentence-transformers 6 saves Normalize as a class of a module that 5.7 does not have."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    base = load_script("make_models").make_model("tiny-encoder", tmp_path)
+    modules = [Transformer(str(base)), Pooling(32, "mean"), Normalize()]
+    SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "saved"))
+    saved = (tmp_path / "saved" / "modules.json").read_text()
+    folder = exported(tmp_path / "saved", "optimum", tmp_path)
+    listed = json.loads((folder / "modules.json").read_text())
+    names = ["Transformer", "Pooling", "Normalize"]
+    assert [one["type"] for one in listed] == [f"sentence_transformers.models.{name}" for name in names]
+    assert "base.modules.normalize" in saved
+
+
 def test_a_length_left_by_a_call_of_the_tokenizer_cuts_no_texts(workshop: Workshop, tmp_path: Path) -> None:
     """Fastembed takes the smaller of `max_length`, which transformers leaves behind, and `model_max_length`."""
     checkpoint = Path(shutil.copytree(workshop.checkpoint("tiny-encoder"), tmp_path / "checkpoint"))

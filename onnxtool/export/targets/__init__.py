@@ -340,6 +340,7 @@ _TABLE = (
         graph=_NESTED,
         tokenizer_of="sentence-transformers",
         note='load it with backend="onnx" in sentence-transformers 5 with optimum-onnx and transformers 4',
+        module="optimum",
         variants=_EXPORTED,
         runner="run_sentence_transformers.py",
         install="pip install 'sentence-transformers[onnx]<6' 'transformers<5'",
