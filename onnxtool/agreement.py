@@ -39,7 +39,7 @@ class VerifyOptions(ProviderOptions):
         precision: the precision that sets the tolerance; `atol`, `rtol` and `min_cosine` override its parts.
         consumer: the consumer in which `consumers.verify_in_consumer` opens a folder; None for `verify`.
         interpreter: the Python or node that has the consumer.
-        max_error: upper bound on the error of a consumer's answers in int8 and int4; None for 0.01.
+        max_error: upper bound on the error of a consumer's answers in int8, uint8 and int4; None for 0.01.
     """
 
     sample_inputs: SampleInputs = NOTHING
@@ -85,7 +85,7 @@ class VerifyOptions(ProviderOptions):
     max_error: Annotated[
         float | None,
         Option(
-            "Largest error of a --consumer's answers in int8 and int4.",
+            "Largest error of a --consumer's answers in int8, uint8 and int4.",
             minimum=0,
             maximum=2,
             default="0.01",

@@ -23,12 +23,12 @@ from onnxtool.evaluation.pytorch import load_encoder
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.preparation import Job, Request, prepare
 from onnxtool.export.target_specification import TargetSpecification
-from onnxtool.export.targets import DENSE, INFERENCE_FREE, SCORES, SPARSE, TAGS, TARGETS, TOKENS, VERDICTS, Target
+from onnxtool.export.targets import DENSE, INFERENCE_FREE, SCORES, SPARSE, TAGS, TARGETS, TOKENS, VERDICTS
 from onnxtool.interruption import temporary_folder
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_json
-from onnxtool.reports import Json, short_repr
+from onnxtool.reports import short_repr
 from onnxtool.runtime.difference import TOLERANCES, Spread
 
 _RUNNERS = Path(__file__).with_name("runners")
@@ -133,7 +133,7 @@ def verify_in_consumer(folder: StrPath, checkpoint: StrPath, options: VerifyOpti
     Args:
         folder: written by the target of that name, or by another tool in the layout of the consumer.
         checkpoint: the folder or hub id of the checkpoint that it was made from.
-        options: the consumer, and its environment; bounds are those of `precision`, or `max_error` in int8 and int4.
+        options: the consumer and its environment; `max_error` bounds int8, uint8 and int4.
 
     Raises:
         OptionError: the consumer cannot be run here, or an option has no effect.
@@ -142,14 +142,11 @@ def verify_in_consumer(folder: StrPath, checkpoint: StrPath, options: VerifyOpti
         CheckpointError: the checkpoint cannot be found, understood or loaded.
     """
     name, root = str(options.consumer), Path(folder).resolve()
-    target = TARGETS[name]
-    if not target.runner:
-        raise OptionError(
-            f"{target.title} is no package that can be called from here (--consumer)",
-            f"take one of {', '.join(one.name for one in TARGETS.values() if one.runner)}; the export has called the "
-            f"graph as {target.title} does",
-        )
     _require_own(options)
+    if not root.is_dir():
+        raise InputError(
+            f"{folder} is no folder, which --consumer opens", "pass the folder that the export has written"
+        )
     loading = {one: getattr(options, one) for one in ("revision", "trust_remote_code", "allow_pickle")}
     with temporary_folder() as scratch:
         asked = ExportOptions(os.fspath(checkpoint), target=name, output=scratch / "unused", verify=False, **loading)
@@ -165,43 +162,33 @@ def verify_in_consumer(folder: StrPath, checkpoint: StrPath, options: VerifyOpti
             for size in _BATCH_SIZES
             for role in texts
         ]
-        asked_of_it: dict[str, Json] = {
-            "consumer": name,
-            "folder": str(root),
-            "graph": _graph(specification),
-            "kind": specification.use.kind,
-            "pooling": specification.pooling_name,
-            "normalize": specification.scales,
-            "question": question,
-            "texts": {role: [*rows] for role, rows in texts.items()},
-            "calls": [*calls],
-        }
         tell(f"answering texts in {specification.target.title}")
-        found = _ask(target, asked_of_it, options, scratch)
+        asked_of_it: dict[str, Any] = {"question": question, "texts": texts, "calls": calls}
+        found = _ask({"folder": str(root), **asked_of_it}, specification, options, scratch)
     tell("answering texts in PyTorch")
     wanted = {role: _in_pytorch(job, rows, role, question) for role, rows in texts.items()}
     precisions = dict(files)
-    results = [
-        _compared(
-            call, precisions[answer.get("opened", call["file"])], answer, wanted[call["role"]], specification, options
-        )
-        for call, answer in zip(calls, found["answers"], strict=True)
-        if answer  # an empty one is of a file that the consumer cannot be told
-    ]
-    unnamed = [call["file"] for call, answer in zip(calls, found["answers"], strict=True) if not answer]
-    notes += [f"{file} was not opened by its name, which {name} cannot be told" for file in dict.fromkeys(unnamed)]
-    return ConsumerReport(
-        str(folder),
-        os.fspath(checkpoint),
-        found["version"],
-        len(next(iter(texts.values()))),
-        tuple(results),
-        tuple(notes),
-    )
+    results, unnamed = list[Opened](), dict[str, None]()
+    for call, answer in zip(calls, found["answers"], strict=True):
+        if not answer:  # the consumer cannot be told the file
+            unnamed[call["file"]] = None
+            continue
+        precision = precisions[answer.get("opened", call["file"])]
+        results.append(_compared(call, precision, answer, wanted[call["role"]], specification, options))
+    notes += [f"{file} was not opened by its name, which {name} cannot be told" for file in unnamed]
+    num_texts = len(next(iter(texts.values())))
+    return ConsumerReport(str(folder), os.fspath(checkpoint), found["version"], num_texts, tuple(results), tuple(notes))
 
 
 def _require_own(options: VerifyOptions) -> None:
-    """Refuse options that are for the comparison of a file."""
+    """Refuse consumers that cannot be run, and options that are for the comparison of a file."""
+    target = TARGETS[str(options.consumer)]
+    if not target.runner:
+        raise OptionError(
+            f"{target.title} is no package that can be called from here (--consumer)",
+            f"take one of {', '.join(one.name for one in TARGETS.values() if one.runner)}; the export has called the "
+            f"graph as {target.title} does",
+        )
     own = {"consumer", "interpreter", "max_error", "revision", "trust_remote_code", "allow_pickle"}
     defaults = VerifyOptions()
     for name in (field for field in vars(defaults) if field not in own):
@@ -240,14 +227,15 @@ def _files(specification: TargetSpecification, root: Path) -> list[tuple[str, st
 
 def _texts(specification: TargetSpecification, limit: int | None) -> tuple[dict[str, list[str]], list[str]]:
     """Return the texts by role, and what could not be tried with them."""
-    limit, texts, notes, kind = specification.limit(limit), [*_TEXTS], [], specification.use.kind
+    limit, texts, notes, kind = specification.limit(limit), [*_TEXTS], list[str](), specification.use.kind
+    most = specification.target.most_tokens or _MOST_WORDS
     is_pair = _question(specification) is not None
     if is_pair:
         texts.remove("")  # libraries read a pair with an empty text as a pair, or as one text
     if is_pair and not specification.target.cuts_pairs:
         notes.append("pairs beyond the limit, which it cuts otherwise than the checkpoint does, were not tried")
-    elif limit is None or limit > _MOST_WORDS:
-        notes.append(f"no text beyond the limit of {limit or 'no'} tokens was tried")
+    elif limit is None or limit > most:
+        notes.append(f"no text of more than {most} tokens was tried, and the checkpoint takes {limit or 'any number'}")
     else:
         texts.append(" ".join(_WORDS[place * place % len(_WORDS)] for place in range(limit + 32)))
     if kind not in _OF_ROLES:
@@ -262,14 +250,19 @@ def _question(specification: TargetSpecification) -> str | None:
     return _QUESTION if kind == VERDICTS or (kind == SCORES and specification.config.num_labels == 1) else None
 
 
-def _ask(target: Target, job: Mapping[str, Json], options: VerifyOptions, scratch: Path) -> dict[str, Any]:
+def _ask(
+    job: Mapping[str, Any], specification: TargetSpecification, options: VerifyOptions, scratch: Path
+) -> dict[str, Any]:
     """Run the consumer, and return what it has written.
 
     Raises:
         InputError: it is not installed, or died.
     """
+    target = specification.target
     asked, answers, runner = scratch / "job.json", scratch / "answers.json", _RUNNERS / target.runner
-    asked.write_text(json.dumps(job), encoding="utf-8")
+    known = {"consumer": target.name, "graph": _graph(specification), "kind": specification.use.kind}
+    pooled = {"pooling": specification.pooling_name, "normalize": specification.scales}
+    asked.write_text(json.dumps({**known, **pooled, **job}), encoding="utf-8")
     if runner.suffix == ".mjs":
         command = [options.interpreter or "node", str(runner)]
     else:

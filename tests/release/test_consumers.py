@@ -273,6 +273,8 @@ def test_what_cannot_be_run_is_said(workshop: Workshop, tmp_path: Path, monkeypa
         verified(folder, checkpoint, "transformers.js")
     with pytest.raises(InputError, match=r"has no model\.onnx, which fastembed opens"):
         verified(folder, checkpoint, "fastembed")
+    with pytest.raises(InputError, match=r"model\.onnx is no folder"):
+        verified(folder / "onnx" / "model.onnx", checkpoint, "sentence-transformers")
     with pytest.raises(OptionError, match="--precision has no effect on --consumer"):
         verified(folder, checkpoint, "fastembed", precision="int8")
     with pytest.raises(OptionError, match="--interpreter is for --consumer"):
