@@ -25,6 +25,7 @@ from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals, rewrite_each
 
 _FIRST_OPSET = 17
+_GONE = "another normalization took a part of it"
 
 
 def _fuse_layer_normalizations(model: ir.Model, _context: Context) -> Outcome:
@@ -32,7 +33,7 @@ def _fuse_layer_normalizations(model: ir.Model, _context: Context) -> Outcome:
 
     The fused operator is `LayerNormalization(x, gamma, beta)`; beta may be missing, and Reciprocal may stand for Div.
     """
-    found = [(node, *match) for node in model.graph if (match := _match_centred(node)) is not None]
+    found = [(node,) for node in model.graph if _match_centred(node) is not None]
     if default_opset(model.opset_imports) < _FIRST_OPSET:
         return Outcome(model, 0, refusals([f"LayerNormalization needs opset {_FIRST_OPSET}"] * len(found)))
     return rewrite_each(model, found, _fuse_centred)
@@ -51,8 +52,12 @@ def _match_centred(node: ir.Node) -> tuple[Normalized, ir.Value] | None:
     return Normalized(match.value, match.epsilon, (*match.nodes, subtract, average)), value
 
 
-def _fuse_centred(node: ir.Node, match: Normalized, value: ir.Value, shapes: Shapes) -> str:
+def _fuse_centred(node: ir.Node, shapes: Shapes) -> str:
     """Write one LayerNormalization, or return the precondition that does not hold."""
+    found = _match_centred(node)  # anew: what is normalized may be the result of the one before
+    if found is None:
+        return _GONE
+    match, value = found
     scaled = only_consumer(node.outputs[0], "Mul")
     gamma = None if scaled is None else _vector(scaled, node.outputs[0], value, shapes)
     if scaled is None or gamma is None:
@@ -89,7 +94,7 @@ def _fuse_rms_normalizations(model: ir.Model, _context: Context) -> Outcome:
     The operator is onnxruntime's, in the default domain. Also matches the reciprocal of the root, and a Cast of x to
     float32 and back. Gemma's scale of 1 + w is an ordinary vector here.
     """
-    found = [(node, match) for node in model.graph if (match := _match_uncentred(node)) is not None]
+    found = [(node,) for node in model.graph if _match_uncentred(node) is not None]
     if found:
         fill_types(model)
     return rewrite_each(model, found, _fuse_uncentred)
@@ -104,8 +109,11 @@ def _match_uncentred(node: ir.Node) -> Normalized | None:
     return match if subtract is None or mean_of(producer(subtract.inputs[1])) is None else None
 
 
-def _fuse_uncentred(node: ir.Node, match: Normalized, shapes: Shapes) -> str:
+def _fuse_uncentred(node: ir.Node, shapes: Shapes) -> str:
     """Write one SimplifiedLayerNormalization, or return the precondition that does not hold."""
+    match = _match_uncentred(node)  # anew: what is normalized may be the result of the one before
+    if match is None:
+        return _GONE
     source, normalized, nodes = _widen_over_casts(node, match)
     found = scaled(normalized)
     if found is None:

@@ -367,7 +367,18 @@ def test_a_normalization_of_a_normalization_is_found_as_well() -> None:
     """The shape of the second one's input is known by the name of what the first replaced."""
     first = re.sub(r"\b([mdpvernigy])\b", r"\g<1>_1", LAYER)
     model = build_body(first + re.sub(r"\bx\b", "y_1", LAYER), WEIGHTS)
-    assert apply(layer_normalization, model).num_changes == 2
+    assert_same_numbers(layer_normalization, model)
+    assert operators(model) == ["LayerNormalization"] * 2
+
+
+def test_an_rms_normalization_of_another_one_reads_its_result() -> None:
+    from torch import nn
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    model = exported(nn.Sequential(LlamaRMSNorm(8), LlamaRMSNorm(8)), 2, 3, 8, dynamo=False)
+    apply(fold_constants, model)
+    assert_same_numbers(rms_normalization, model)
+    assert operators(model) == ["SimplifiedLayerNormalization"] * 2
 
 
 @pytest.mark.parametrize("name", "dvn")
