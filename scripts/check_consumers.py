@@ -39,18 +39,20 @@ HEAD = ("consumer", "model", "file", "MB", "opened as", "ms a text", "error alon
 CHECKS = {
     "anserini": "splade splade-distil",
     "chroma": "minilm distil",
-    "fastembed": "minilm;fp32,fp16,int8 cls lasttoken mean-dense splade inference-free colbert",
-    "infinity": "minilm;int8 cls distil",
+    "fastembed": "minilm;fp32,fp16,int8 cls lasttoken mean-dense splade inference-free colbert "
+    "reranker;fp16,int8 modernbert;fp16,int8 deberta;fp16,int8",
+    "infinity": "minilm;int8 cls distil modernbert;int8 deberta;int8",
     "milvus": "minilm distil",
     "next-plaid": "colbert;int8",
     "opensearch": "minilm cls mean-dense distil splade splade-distil inference-free reranker",
-    "optimum": "minilm;fp32,fp16,int8 mean-dense lasttoken splade",
+    "optimum": "minilm;fp32,fp16,int8 mean-dense lasttoken splade reranker;fp32,fp16,int8 modernbert;fp16,int8 "
+    "deberta;fp16,int8",
     "sentence-transformers": "minilm;fp32,fp16,int8 mean-dense lasttoken splade;fp32,fp16,int8 inference-free "
-    "decoder-reranker reranker",
-    "tei": "minilm lasttoken mean-dense distil",
+    "decoder-reranker reranker;fp32,fp16,int8 modernbert;fp16,int8 deberta;fp16,int8",
+    "tei": "minilm lasttoken mean-dense distil modernbert deberta",
     "transformers.js": f"minilm;{ALL} cls lasttoken mean-dense splade;fp16,int8 reranker;fp16,int8 tagger;fp16 "
     f"modernbert;fp16,int8 deberta;{ALL}",
-    "vespa": "minilm;fp32,fp16,int8 mean-dense splade;fp32,fp16,int8 splade-distil",
+    "vespa": "minilm;fp32,fp16,int8 mean-dense splade;fp32,fp16,int8 splade-distil modernbert deberta",
 }
 
 
