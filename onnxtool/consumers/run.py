@@ -20,11 +20,13 @@ from onnxtool.evaluation.options import DENSE as SENTENCES
 from onnxtool.evaluation.options import LATE_INTERACTION, RERANKER
 from onnxtool.evaluation.options import SPARSE as WEIGHTS
 from onnxtool.evaluation.pytorch import load_encoder
-from onnxtool.export.options import ExportOptions
+from onnxtool.export.options import DTYPES, ExportOptions
 from onnxtool.export.preparation import Job, Request, prepare
 from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.export.targets import DENSE, INFERENCE_FREE, SCORES, SPARSE, TAGS, TARGETS, TOKENS, VERDICTS
 from onnxtool.interruption import temporary_folder
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import DTYPE_KEY
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_json
@@ -119,8 +121,8 @@ class ConsumerReport:
 
     @property
     def passed(self) -> bool:
-        """Whether all answers are within their bounds."""
-        return all(one.passed for one in self.results)
+        """Whether there are answers, all within their bounds."""
+        return bool(self.results) and all(one.passed for one in self.results)
 
 
 @checked
@@ -220,6 +222,9 @@ def _files(specification: TargetSpecification, root: Path) -> list[tuple[str, st
             f"{root} has no {graph}, which {target.title} opens",
             f"onnxtool export --target {target.name} writes such a folder",
         )
+    if graph.name in found:  # its precision is that of the export
+        stated = ModelFile.open(place / graph.name).metadata.get(DTYPE_KEY, "float32")
+        precisions[graph.name] = DTYPES.get(stated, "fp32")
     named = [((graph.parent / name).as_posix(), precisions[name]) for name in precisions if name in found]
     first = next((one for _, one in named if one == target.opens), named[0][1] if named else "fp32")
     return [("", first), *named]
@@ -327,7 +332,9 @@ def _compared(
     """Compare the answers to one call with PyTorch's."""
     bound = _BOUNDS.get(precision, 0.01 if options.max_error is None else options.max_error)
     error, reason = None, str(answer.get("error", ""))
-    if "rows" in answer:
+    if len(answer.get("rows", wanted)) != len(wanted):
+        reason = f"{len(answer['rows'])} answers to {len(wanted)} texts"
+    elif "rows" in answer:
         found = [_as_rows(row, len(one)) for row, one in zip(answer["rows"], wanted, strict=True)]
         if specification.use.kind == INFERENCE_FREE:  # consumers leave the weights of special tokens out, or do not
             found, wanted = ([_without(row, specification) for row in rows] for rows in (found, wanted))
@@ -345,8 +352,9 @@ def _as_rows(row: Any, size: int) -> NDArray[np.float64]:
     """Return an answer as an array; an object has term ids and weights."""
     if not isinstance(row, dict):
         return np.asarray(row, np.float64)
-    vector = np.zeros(size)
-    vector[[int(term) for term in row]] = list(row.values())
+    terms = [int(term) for term in row]
+    vector = np.zeros(max(size, 1 + max(terms, default=0)))
+    vector[terms] = list(row.values())
     return vector
 
 

@@ -289,6 +289,36 @@ def test_what_cannot_be_run_is_said(workshop: Workshop, tmp_path: Path, monkeypa
         verified(folder, workshop.checkpoint("tiny-splade"), "infinity")
 
 
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ("rows[1:]", "11 answers to 12 texts"),
+        ("[row[1:] for row in rows]", r"12 texts have answers [31], and [32] in PyTorch"),
+        ("[{40: 1.0} for row in rows]", r"12 texts have answers [41], and [32] in PyTorch"),
+    ],
+)
+def test_answers_of_another_form_are_not_compared(rows: str, reason: str, workshop: Workshop, tmp_path: Path) -> None:
+    """As a consumer would give them that a folder of another tool misleads; here a stand-in for node does."""
+    folder = folder_of(workshop, "tiny-encoder", "sentence-transformers", "fp32,int8")
+    js = tmp_path / "js"
+    (js / "onnx").mkdir(parents=True)
+    model = onnx.load(folder / "onnx" / "model.onnx")
+    for entry in model.metadata_props:
+        entry.value = "float16" if entry.key == "onnxtool.dtype" else entry.value
+    onnx.save(model, js / "onnx" / "model.onnx")
+    node = tmp_path / "node"
+    node.write_text(
+        f"#!{sys.executable}\nimport json, sys\njob = json.load(open(sys.argv[2]))\n"
+        f"rows = [[1.0] * 32 for _ in job['texts']['']]\nanswer = {{'rows': {rows}, 'seconds': 1.0}}\n"
+        "json.dump({'version': 'a', 'answers': [answer] * len(job['calls'])}, open(sys.argv[3], 'w'))\n"
+    )
+    node.chmod(0o755)
+    report = verified(js, workshop.checkpoint("tiny-encoder"), "transformers.js", interpreter=str(node))
+    assert not report.passed
+    assert {one.reason for one in report.results} == {reason}
+    assert {one.precision for one in report.results} == {"fp16"}
+
+
 def flat(folder: Path, place: Path) -> Path:
     """Return a folder with the graph where other consumers look for it."""
     (place / "flat").mkdir(exist_ok=True)
