@@ -58,6 +58,7 @@ COMPUTED: Mapping[str, PoolingModule] = {
     "splade of two logarithms": SpladePooling(activation="log1p_relu"),
 }
 _POSITIONS, _MAP = "max_position_embeddings", "special_tokens_map.json"
+_FIRST_BACKENDS = 5  # the version of transformers whose class TokenizersBackend is
 _UNLIMITED = 2**31  # transformers writes "no limit" as 1e30, which fastembed refuses
 
 
@@ -215,6 +216,9 @@ class TargetSpecification:
                 "--target plain, and call the graph from an embedding function of your own",
             )
         self._complete_tokenizer(folder)
+        named = folder / TOKENIZER_CONFIG  # by a class that transformers 4 does not have
+        if target.transformers < _FIRST_BACKENDS and read_object(named).get("tokenizer_class") == "TokenizersBackend":
+            write_changed(named, {"tokenizer_class": "PreTrainedTokenizerFast"})
         if file.name == TOKENIZER_CONFIG:
             self._bound_texts(file, longest)
         elif file.name == "config.json" and longest is not None:

@@ -375,7 +375,7 @@ def test_two_tokens_of_one_text_are_refused_where_queries_go_by_text(tmp_path: P
 
 
 def test_the_backend_of_an_older_version_finds_every_module(tmp_path: Path) -> None:
-    """sentence-transformers 6 saves Normalize as a class of a module that 5.7 does not have."""
+    """sentence-transformers 6 saves Normalize by a name that 5.7 does not have, as transformers 5 does a tokenizer."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
@@ -383,7 +383,10 @@ def test_the_backend_of_an_older_version_finds_every_module(tmp_path: Path) -> N
     modules = [Transformer(str(base)), Pooling(32, "mean"), Normalize()]
     SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(tmp_path / "saved"))
     saved = (tmp_path / "saved" / "modules.json").read_text()
+    path = tmp_path / "saved" / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "TokenizersBackend"}))
     folder = exported(tmp_path / "saved", "optimum", tmp_path)
+    assert json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
     listed = json.loads((folder / "modules.json").read_text())
     names = ["Transformer", "Pooling", "Normalize"]
     assert [one["type"] for one in listed] == [f"sentence_transformers.models.{name}" for name in names]

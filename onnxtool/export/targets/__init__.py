@@ -105,6 +105,7 @@ class Target:
         embeddings: the lowest precision of embeddings in int4 that its onnxruntime has operators for.
         data_suffix: what it appends to the graph's name to find the external data; empty if it reads any name.
         opens: the precision of the file that it opens by default, if there is one.
+        transformers: the major version of transformers that it runs.
         cuts_pairs: whether it cuts pairs of texts as the checkpoint's tokenizer does.
         runner: the module in `onnxtool.consumers.runners` that runs it; empty for one that cannot be called from here.
         install: what installs it.
@@ -132,6 +133,7 @@ class Target:
     embeddings: str = "int4"
     data_suffix: str = ""
     opens: str = "fp32"
+    transformers: int = 5
     cuts_pairs: bool = True
     runner: str = ""
     install: str = ""
@@ -277,6 +279,7 @@ _TABLE = (
         # transformer/utils_optimum.py: of several files, one called quantized on the CPU, and model.onnx elsewhere.
         variants={"fp32": (), "int8": ("model_quantized.onnx",)},
         opens="int8",
+        transformers=4,
         note="in the folder, start infinity_emb v2 --model-id . --engine optimum",
         notes={DENSE: " --pooling-method {pooling}{scaling}", SCORES: "; scores are the model's logits"},
         scaling=_SCALES,
@@ -341,6 +344,7 @@ _TABLE = (
         tokenizer_of="sentence-transformers",
         note='load it with backend="onnx" in sentence-transformers 5 with optimum-onnx and transformers 4',
         module="optimum",
+        transformers=4,
         variants=_EXPORTED,
         runner="run_sentence_transformers.py",
         install="pip install 'sentence-transformers[onnx]<6' 'transformers<5'",
