@@ -73,10 +73,22 @@ def pytest_configure(config: pytest.Config) -> None:
     gone = [pattern for pattern in COSTLY if not any(TESTS.glob(pattern))]
     if gone:
         raise pytest.UsageError(f"tests/conftest.py: COSTLY names no file: {', '.join(gone)}")
+    _share_cores()
     in_processes = config.option.numprocesses and "PYTEST_XDIST_WORKER" not in os.environ
     if in_processes and not config.option.basetemp and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > LEAST_BYTES:
         config.option.basetemp = tempfile.mkdtemp(prefix="onnxtool-tests-", dir=MEMORY)
         config.add_cleanup(functools.partial(shutil.rmtree, config.option.basetemp, ignore_errors=True))
+
+
+def _share_cores() -> None:
+    """Leave the other test processes their cores: threads of onnxruntime's sessions spin on all that they may use.
+
+    On two cores that was an eighth of the CPU time of what runs models.
+    """
+    number, count = os.environ.get("PYTEST_XDIST_WORKER", "gw")[2:], os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    if number and sys.platform == "linux":
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[int(number) :: int(count)] or {cores[int(number) % len(cores)]})
 
 
 @pytest.hookimpl(tryfirst=True)
