@@ -168,7 +168,7 @@ def verify_in_consumer(folder: StrPath, checkpoint: StrPath, options: VerifyOpti
         asked_of_it: dict[str, Any] = {"question": question, "texts": texts, "calls": calls}
         found = _ask({"folder": str(root), **asked_of_it}, specification, options, scratch)
     tell("answering texts in PyTorch")
-    wanted = {role: _in_pytorch(job, rows, role, question) for role, rows in texts.items()}
+    wanted = {role: _in_pytorch(job, specification, rows, role, question) for role, rows in texts.items()}
     precisions = dict(files)
     results, unnamed = list[Opened](), dict[str, None]()
     for call, answer in zip(calls, found["answers"], strict=True):
@@ -291,13 +291,13 @@ def _ask(
     return found
 
 
-def _in_pytorch(job: Job, texts: Sequence[str], role: str, question: str | None) -> Rows:
+def _in_pytorch(
+    job: Job, specification: TargetSpecification, texts: Sequence[str], role: str, question: str | None
+) -> Rows:
     """Return the checkpoint's answer to each text alone, in float32: a row, or a row for each token."""
-    specification = job.plan.specification
-    assert specification is not None  # noqa: S101
     kind, name = specification.use.kind, job.request.options.model_name
     if kind not in _SENTENCE_KINDS:
-        return list(_logits(job, texts, question))
+        return list(_logits(job, specification, texts, question))
     model = load_encoder(name, _SENTENCE_KINDS[kind])
     if kind == VERDICTS:
         scores = model.predict([(question, text) for text in texts], batch_size=1, convert_to_numpy=True)
@@ -311,9 +311,9 @@ def _in_pytorch(job: Job, texts: Sequence[str], role: str, question: str | None)
     return [np.asarray(row, np.float64) for row in vectors]
 
 
-def _logits(job: Job, texts: Sequence[str], question: str | None) -> Iterator[NDArray[np.float64]]:
-    specification = job.plan.specification
-    assert specification is not None  # noqa: S101
+def _logits(
+    job: Job, specification: TargetSpecification, texts: Sequence[str], question: str | None
+) -> Iterator[NDArray[np.float64]]:
     model, limit = job.models.reference(), specification.limit(job.lengths.stated)
     for text in texts:
         asked = [text if question is None else (question, text)]
