@@ -4,9 +4,9 @@
 the gradients alone and of the optimizer alone, the ratio to each peer, and the peak of memory above what the libraries
 take. Each tool runs in a process of its own with one thread; the processes take turns, a few steps each. The time is
 that of the processor: with one thread it is the wall time of a machine that does nothing else. Dropout is off
-everywhere, and all labels count. "recompute" are artifacts that compute activations again for the gradients. The row of
-products is the roof: the products of matrices of a step and nothing else, as bench_torch_backend.py has them.
-onnxruntime-training 1.19.2 is run with `--reference DIR`, a virtual environment that has it.
+everywhere, and all labels count. The row of products is the roof: the products of matrices of a step and nothing else,
+as bench_torch_backend.py has them. onnxruntime-training 1.19.2 is run with `--reference DIR`, a virtual environment
+that has it.
 """
 
 from __future__ import annotations
@@ -188,12 +188,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         model = make_model(folder)
-        for name, words in (("onnxtool", ()), ("recompute", ("--recompute",))):
-            command = ("artifacts", "--model_name", str(folder / "model"), "--output", str(folder / name), *words)
-            run(sys.executable, "-m", "onnxtool", *command, "--quiet")
+        command = ("artifacts", "--model_name", str(folder / "model"), "--output", str(folder / "onnxtool"))
+        run(sys.executable, "-m", "onnxtool", *command, "--quiet")
         python = Path(sys.executable)
-        ours, again = (_ARTIFACTS.format(package="onnxtool.training", name=name) for name in ("onnxtool", "recompute"))
-        workers = [("onnxtool", python, ours), ("onnxtool, recompute", python, again), (EAGER, python, _TORCH)]
+        ours = _ARTIFACTS.format(package="onnxtool.training", name="onnxtool")
+        workers = [("onnxtool", python, ours), (EAGER, python, _TORCH)]
         if options.reference is not None:
             export_for_reference(model, folder)
             reference = options.reference / "bin" / "python"

@@ -13,7 +13,6 @@ from difflib import get_close_matches
 import onnx_ir as ir
 
 from onnxtool.autodiff.builder import Builder, Tensor, UnknownDtypeError, sum_to
-from onnxtool.autodiff.control import control_rules
 from onnxtool.autodiff.expansion import check_prepared, expand_functions, known_branch, replace_sequences
 from onnxtool.autodiff.rules import NON_DIFFERENTIABLE, QUANTIZERS, READERS, RULES
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
@@ -106,8 +105,6 @@ def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
     return any(kind is not None and kind.is_integer() for kind in kinds)
 
 
-# The key of a value's gradient in its `meta`, which is not saved.
-_GRADIENT = "onnxtool.gradient"
 # Exceptions that rules raise for contradictory attributes and shapes; onnxruntime would fail on them at run time.
 _MISFITS = (ArithmeticError, LookupError, TypeError, ValueError)
 
@@ -173,10 +170,7 @@ def _infer(model: ir.Model, sources: Collection[str]) -> None:
 
 
 def _find_rule(node: ir.Node) -> Rule | None:
-    return RULES.get((node.domain, node.op_type)) or _CONTROL.get((node.domain, node.op_type))
-
-
-_CONTROL = control_rules(differentiate)
+    return RULES.get((node.domain, node.op_type))
 
 
 def _add_outputs(nodes: Sequence[ir.Node]) -> bool:
@@ -214,9 +208,6 @@ class _ReverseSweep:
         if refusals := self._refusals or self._unknown:
             raise _unsupported(refusals, self._flow)
         found = {str(source.name): self._sum(source) for source in self._flow.sources}
-        for node, outputs in replaced.items():
-            for old, new in zip(node.outputs, outputs, strict=False):
-                new.value.meta.update(old.meta)
         self._build.finish({node: outputs for node, outputs in replaced.items() if outputs})
         return {name: gradient.value for name, gradient in found.items() if gradient is not None}
 
@@ -281,15 +272,7 @@ class _ReverseSweep:
             total = add_up(self._build, gradients)
             total.value.shape = value.shape
             self._contributions[value] = gradients = [total]
-        if gradients:
-            value.meta[_GRADIENT] = gradients[0].value
         return gradients[0] if gradients else None
-
-
-def gradient_of(value: ir.Value) -> ir.Value | None:
-    """Return the gradient of the loss with respect to a value in a differentiated graph, if there is one."""
-    gradient: ir.Value | None = value.meta.get(_GRADIENT)
-    return gradient
 
 
 def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: Flow) -> GradientError:

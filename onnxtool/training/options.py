@@ -114,7 +114,6 @@ class PreparationOptions(Options):
         ignore_index: for a cross entropy; None for none with a file, and for -100 with a checkpoint.
         shift_labels: None to shift labels for causal language models.
         optimizer: one of OPTIMIZER_NAMES.
-        recompute: recompute cheap activations for the gradients instead of keeping them.
         target: one of TARGET_NAMES.
     """
 
@@ -198,7 +197,6 @@ class PreparationOptions(Options):
         bool,
         Option("Fail on parameters neither trained nor in --freeze, and on scores whose name suggests probabilities."),
     ] = False
-    recompute: Annotated[bool, Option("Recompute activations for the gradients: less memory, more time.")] = False
     force: Force = False
 
     def __post_init__(self) -> None:

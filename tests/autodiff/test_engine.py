@@ -130,18 +130,34 @@ def test_a_node_whose_rank_is_not_known_is_refused() -> None:
         differentiate(model, "l", ["s"])
 
 
-@pytest.mark.parametrize("captured", [False, True])
-def test_a_branch_without_a_gradient_is_refused(captured: bool) -> None:
-    """By the node and the operator in its body, and the graph stays as it was."""
-    read = "w" if captured else "x"
-    model = graph_of(f"""g (bool c, float[3] x, float[3] w) => (float l) {{
-        [choice] a = If<then_branch=then () => (float[3] t) {{ [odd] t = Gamma({read}) }},
-                        else_branch=other () => (float[3] e) {{ e = Abs(x) }}>(c)
+@pytest.mark.parametrize("read", ["x", "w"])
+def test_a_gradient_through_a_branch_is_refused(read: str) -> None:
+    """By the node, also where only one branch depends on the value, and the graph stays as it was."""
+    model = graph_of("""g (bool c, float[3] x, float[3] w) => (float l) {
+        [choice] a = If<then_branch=then () => (float[3] t) { t = Mul(x, w) },
+                        else_branch=other () => (float[3] e) { e = Abs(x) }>(c)
         l = ReduceSum<keepdims=0>(a)
-    }}""")
-    with pytest.raises(GradientError, match=r"no gradient for If \(node choice\): its body has no gradient for Gamma"):
+    }""")
+    with pytest.raises(GradientError, match=r"no gradient for If \(node choice\)"):
         differentiate(model, "l", [read])
     assert len(model.graph) == 2
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "Loop<body = s (int64 i, bool c, float[2] b) => (bool d, float[2] a) { d = Not(c) a = Mul(b, w) }>(m, t, z)",
+        "Scan<num_scan_inputs=0, body = s (float[2] b) => (float[2] a) { a = Mul(b, w) }>(z)",
+    ],
+    ids=["Loop", "Scan"],
+)
+def test_a_gradient_through_steps_is_refused(node: str) -> None:
+    """Also of a value that the body reads from outside."""
+    model = graph_of(f"""g (int64 m, float[2] z, float[2] w) => (float l) {{
+        t = Constant<value = bool {{1}}>() [steps] h = {node} l = ReduceSum<keepdims=0>(h)
+    }}""")
+    with pytest.raises(GradientError, match=rf"no gradient for {node[:4]} \(node steps\)"):
+        differentiate(model, "l", ["w"])
 
 
 def test_if_beside_the_gradient_is_no_trouble() -> None:

@@ -9,7 +9,6 @@ import onnx
 import pytest
 
 from tests.cli.entry_point import run_onnxtool
-from tests.training.graphs.test_recomputation import deep_model
 from tests.training.small_models import batch, load, parameters_of, perceptron
 from tests.workshop import Workshop
 
@@ -36,17 +35,6 @@ def test_a_file_becomes_artifacts_that_train(tmp_path: Path, model: Path) -> Non
     _, module, optimizer = load(folder)
     module(*batch())
     optimizer.step()
-
-
-def test_activations_are_computed_again_on_request(tmp_path: Path) -> None:
-    """Copies hang on a zero that an ArgMax makes of a gradient; without the option there are none."""
-    onnx.save(deep_model(), tmp_path / "deep.onnx")
-    for name, options in (("kept", ()), ("again", ("--recompute",))):
-        output = ("--output", tmp_path / name, "--loss", "MSELoss", "--no_verify", "--quiet")
-        done = run_onnxtool(tmp_path, "artifacts", "--model_path", tmp_path / "deep.onnx", *output, *options)
-        assert done.returncode == 0, done.stderr
-        training = onnx.load(tmp_path / name / "training_model.onnx").graph
-        assert any(node.op_type == "ArgMax" for node in training.node) == bool(options)
 
 
 def test_artifacts_are_replaced_with_force_alone(tmp_path: Path, model: Path) -> None:

@@ -106,7 +106,6 @@ class ArtifactOptions:
         loss_input_names: the inputs of the loss; None for all outputs of the model.
         aliases: other names of tied parameters, which can also select them; stored in the checkpoint.
         parameters: the names that patterns match; None for all float initializers of more than one element.
-        recompute: recompute cheap activations for the gradients instead of keeping them, to save memory.
         lora: adapters to add and train; all parameters not named in requires_grad are then frozen.
         target: the platform to train on, if not Python; the files that a program there needs are also written.
         force: replace existing files.
@@ -127,7 +126,6 @@ class ArtifactOptions:
     loss_input_names: Sequence[str] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     parameters: Sequence[str] | None = None
-    recompute: bool = False
     lora: LoraOptions | None = None
     target: TrainingTarget | None = None
     force: bool = False
@@ -148,13 +146,12 @@ def generate_artifacts(
     additional_output_names: Sequence[str] | None = None,
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
-    recompute: bool = False,
     lora: LoraOptions | None = None,
     require_all: bool = False,
 ) -> ArtifactReport:
     """Write the artifacts of `model` to `artifact_directory`, replacing existing ones.
 
-    All arguments except the last three are the same as in onnxruntime-training; see `ArtifactOptions`.
+    All arguments except the last two are the same as in onnxruntime-training; see `ArtifactOptions`.
 
     Raises:
         ArtifactError: a name is not in the model, the loss is not a loss, …
@@ -177,7 +174,6 @@ def generate_artifacts(
             additional_output_names=additional_output_names,
             nominal_checkpoint=nominal_checkpoint,
             loss_input_names=loss_input_names,
-            recompute=recompute,
             lora=lora,
             require_all=require_all,
             force=True,
@@ -313,7 +309,6 @@ class _Training(onnxblock.TrainingBlock):
     def __init__(self, loss: onnxblock.Block, options: ArtifactOptions) -> None:
         self.loss = loss
         self._additional = options.additional_output_names or ()
-        self.recompute = options.recompute
 
     def build(self, *names: str) -> tuple[str, ...]:
         """Add the loss on top of these values and name it `loss`, so that programs can find it."""

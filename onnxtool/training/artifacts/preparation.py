@@ -155,7 +155,6 @@ def _artifact_options(
         ort_format=options.ort_format,
         additional_output_names=options.additional_outputs,
         nominal_checkpoint=options.nominal_checkpoint,
-        recompute=options.recompute,
         require_all=options.require_all,
         target=None if options.target is None else TrainingTarget(options.target),
         force=options.force,

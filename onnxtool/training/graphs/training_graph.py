@@ -46,7 +46,6 @@ from onnxtool.training.graphs.names import (
     updated_name,
 )
 from onnxtool.training.graphs.parameters import FLOATS, Selection, check_disjoint, check_names
-from onnxtool.training.graphs.recomputation import recompute_activations
 from onnxtool.training.graphs.rows import prune_ignored_rows, take_out_row_factors
 
 
@@ -61,9 +60,7 @@ class Graphs:
     inputs: list[str]
 
 
-def build_graphs(
-    model: onnx.ModelProto, selection: Selection, loss: str, path: Path | None = None, *, recompute: bool = False
-) -> Graphs:
+def build_graphs(model: onnx.ModelProto, selection: Selection, loss: str, path: Path | None = None) -> Graphs:
     """Differentiate `loss` with respect to the trained parameters; if there are none, no gradients are added.
 
     Args:
@@ -71,7 +68,6 @@ def build_graphs(
         selection: the parameters to train and to freeze; float inputs to train also get a gradient.
         loss: name of a float output with one element.
         path: the model file, with its external data in the same folder.
-        recompute: recompute cheap activations for the gradients instead of keeping them.
 
     Raises:
         ArtifactError: a parameter is not in the model, or `loss` is not a loss.
@@ -82,7 +78,7 @@ def build_graphs(
     check_names(model, selection.trained, selection.frozen)
     _check_loss(model, loss)
     training, evaluation = _read(model, path), _read(model, path)
-    statistics, trained = _train(training, selection, loss, recompute=recompute)
+    statistics, trained = _train(training, selection, loss)
     buffers = [name for name in statistics if name not in selection.frozen]
     promoted = {*selection.trained, *selection.frozen, *buffers}
     labels, ids = _evaluate(evaluation, promoted)
@@ -114,9 +110,7 @@ def _read(model: onnx.ModelProto, path: Path | None) -> ir.Model:
     return read
 
 
-def _train(
-    model: ir.Model, selection: Selection, loss: str, *, recompute: bool
-) -> tuple[Mapping[str, ir.Value], list[str]]:
+def _train(model: ir.Model, selection: Selection, loss: str) -> tuple[Mapping[str, ir.Value], list[str]]:
     """Turn `model` into a training graph; return the new running statistics and the trained parameters."""
     graph = model.graph
     normalizations = set_training_mode(graph, selection.trained)
@@ -129,16 +123,12 @@ def _train(
     trained = _with_gradient(selection, gradients)
     decompose_losses(graph)
     decompose_batch_normalizations(graph)
-    forward = [*graph.outputs, *statistics.values()]
     infer_types(model)
     replaced = take_out_row_factors(graph)
     accumulate(graph, {name: replaced.get(gradients[name], gradients[name]) for name in trained})
     for name, value in statistics.items():
         value.name = updated_name(name)
         graph.outputs.append(value)
-    if recompute:
-        common.RemoveUnusedNodesPass()(model)
-        recompute_activations(graph, forward)
     _tidy(model)
     order_accumulations(graph)
     lower(model)

@@ -24,12 +24,8 @@ class TrainingBlock(Block):
 
     Name the parameters with `requires_grad` before calling the block; all others stay constants of the graph. Float
     inputs may also be named there: the training model then computes their gradients as well.
-
-    Attributes:
-        recompute: recompute cheap activations for the gradients instead of keeping them.
     """
 
-    recompute: bool = False
     _graphs: Graphs | None = None
     _optional: frozenset[str] = frozenset()
 
@@ -54,7 +50,7 @@ class TrainingBlock(Block):
         output = self.build(*args, **kwargs)
         names = output_names(output)
         declare_outputs(self, names)
-        graphs = build_graphs(self.base, self.selection, names[0], self.accessor.path, recompute=self.recompute)
+        graphs = build_graphs(self.base, self.selection, names[0], self.accessor.path)
         self._graphs = graphs
         self.accessor.eval_model = graphs.evaluation
         self.base.CopyFrom(graphs.training)

@@ -18,7 +18,6 @@ from onnx import defs
 from onnxtool.training import artifacts, onnxblock
 from tests.graphs import of_text
 from tests.training.graphs.test_ignored_rows import language_model
-from tests.training.graphs.test_recomputation import deep_model
 from tests.training.small_models import make, perceptron
 
 
@@ -38,7 +37,6 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any]]] = {
     "perceptron": (lambda: perceptron(dropout=0.1), {"optimizer": _CLIPPED}),
     "convolution": (convolution, {"optimizer": artifacts.OptimType.SGD}),
     "language": (language_model, {"loss": onnxblock.loss.CrossEntropyLoss(axis=-1, ignore_index=-100)}),
-    "recomputed": (lambda: deep_model(dropout=0.1), {"loss": artifacts.LossType.MSELoss, "recompute": True}),
 }
 
 
