@@ -160,10 +160,6 @@ class TrainingError(OnnxtoolError):
     """A PyTorch model cannot be trained through onnxruntime as requested."""
 
 
-class PublishingError(OnnxtoolError):
-    """A release cannot be uploaded to the hub."""
-
-
 class VerificationError(OnnxtoolError):
     """The result differs from the reference by more than the tolerance; the output was not kept.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -12,7 +12,6 @@ from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes
 from onnxtool.cli.streams import say
 from onnxtool.options import UNSET, Option, OptionalPath, Options
-from onnxtool.progress import tell
 
 if TYPE_CHECKING:
     from onnxtool.release import CheckReport, ReleaseReport
@@ -22,7 +21,7 @@ _SIGNER = ("public_key", "identity", "issuer")
 
 
 class _Request(Options):
-    """A release to make or to check, and where it is published."""
+    """A release to make or to check."""
 
     config: Annotated[OptionalPath, Option("TOML file that describes the release.", metavar="FILE")] = UNSET
     output: Annotated[
@@ -34,14 +33,6 @@ class _Request(Options):
     public_key: Annotated[OptionalPath, Option("Public key of the signer, for --check.", metavar="FILE")] = UNSET
     identity: Annotated[str, Option("Sigstore identity of the signer, e.g. an email address.", metavar="WHO")] = ""
     issuer: Annotated[str, Option("OpenID Connect issuer that vouches for --identity.", metavar="URL")] = ""
-    push: Annotated[
-        str | None,
-        Option(
-            "Upload the release to this hub repository once it passes its check; the token is read from HF_TOKEN.",
-            metavar="ID",
-        ),
-    ] = None
-    private: Annotated[bool, Option("Make the --push repository private if it is new.")] = False
     dry_run: Annotated[bool, Option("Check the inputs, and say what the folder holds, without writing.")] = False
     force: Annotated[bool, Option("Replace an existing release.")] = False
 
@@ -59,24 +50,17 @@ def command(asked: _Request, *, format_name: str, quiet: bool) -> int:
     _check_request(asked)
     from onnxtool.release.check import check_release
     from onnxtool.release.config import read_config
-    from onnxtool.release.publishing import push
     from onnxtool.release.run import make_release
 
-    made, checked, folder = None, None, asked.check
+    made, checked = None, None
     with progress(quiet=quiet):
         if asked.config is not None:
             config = read_config(asked.config)
             config = config if asked.output is None else replace(config, output=asked.output)
             made = make_release(config, force=asked.force, dry_run=asked.dry_run)
-            folder = folder if asked.push is None else config.output
-        if folder is not None:
-            signer: dict[str, Any] = {name: getattr(asked, name) for name in _SIGNER}
-            checked = check_release(folder, **signer)
-            if asked.push is not None and checked.passed:
-                tell(f"uploading to {asked.push}")
-                checked = replace(checked, uploaded=push(folder, asked.push, private=asked.private))
-    blocks = [*(release_blocks(made) if made else []), *(check_blocks(checked) if checked else [])]
-    emit({"release": made, "check": checked} if made and checked else made or checked, blocks, format_name)
+        elif asked.check is not None:
+            checked = check_release(asked.check, **{name: getattr(asked, name) for name in _SIGNER})
+    emit(made or checked, release_blocks(made) if made else check_blocks(checked) if checked else [], format_name)
     if checked is None or checked.passed:
         return 0
     for problem in checked.problems:
@@ -93,17 +77,15 @@ def _check_request(asked: _Request) -> None:
     if (asked.config is None) == (asked.check is None):
         raise click.UsageError("pass either --config, to make a release, or --check, to check one")
     given = [f"--{name}" for name in _SIGNER if getattr(asked, name)]
-    if given and asked.check is None and asked.push is None:
-        raise click.UsageError(f"{given[0]} is for --check and --push")
+    if given and asked.check is None:
+        raise click.UsageError(f"{given[0]} is for --check")
     if bool(asked.identity) != bool(asked.issuer) or len(given) == 3:
         raise click.UsageError("pass either --public_key, or --identity and --issuer")
     if asked.check is not None and (asked.output is not None or asked.force):
         unused = "--force" if asked.output is None else "--output"
         raise click.UsageError(f"--check writes nothing; leave out {unused}")
-    if asked.dry_run and (asked.check is not None or asked.push is not None):
-        raise click.UsageError(f"--dry_run writes nothing; leave out {'--check' if asked.check else '--push'}")
-    if asked.private and asked.push is None:
-        raise click.UsageError("--private is for --push")
+    if asked.dry_run and asked.check is not None:
+        raise click.UsageError("--dry_run writes nothing; leave out --check")
 
 
 def release_blocks(report: ReleaseReport) -> list[Block]:
@@ -142,7 +124,6 @@ def check_blocks(report: CheckReport) -> list[Block]:
         *((f"Run again: {name}", f"largest difference {error:.3g}") for name, error in report.verified.items()),
         *((f"Run alone: {name}", "not compared: its inputs or outputs are a consumer's own") for name in report.alone),
         ("Verdict", "as released" if report.passed else f"{len(report.problems)} problems"),
-        *([("Uploaded", report.uploaded)] if report.uploaded else []),
     ]
     blocks: list[Block] = [Heading("Check"), Facts(facts)]
     if report.problems:

@@ -1,4 +1,4 @@
-"""Release a model: evaluated, described, signed and published."""
+"""Release a model: evaluated, described and signed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from onnxtool.release.check import check_release as check_release
     from onnxtool.release.config import ReleaseConfig as ReleaseConfig
     from onnxtool.release.config import read_config as read_config
-    from onnxtool.release.publishing import push as push
     from onnxtool.release.run import ReleaseReport as ReleaseReport
     from onnxtool.release.run import make_release as make_release
     from onnxtool.release.variants import VariantsReport as VariantsReport
@@ -21,7 +20,6 @@ _MODULES = {
     "check_release": "onnxtool.release.check",
     "ReleaseConfig": "onnxtool.release.config",
     "read_config": "onnxtool.release.config",
-    "push": "onnxtool.release.publishing",
     "CheckReport": "onnxtool.release.check",
     "ReleaseReport": "onnxtool.release.run",
     "make_release": "onnxtool.release.run",
@@ -37,7 +35,6 @@ __all__ = [
     "check_release",
     "export_variants",
     "make_release",
-    "push",
     "read_config",
 ]
 

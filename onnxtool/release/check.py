@@ -39,7 +39,6 @@ class CheckReport:
         signature: `verified`, `refused`, `none`, or `not verified` if no public key was given.
         verified: model files that were run again and compared, with the largest difference.
         alone: model files that were run but not compared, because their inputs or outputs have a consumer's format.
-        uploaded: the URL of the commit that published it; empty if unpublished.
     """
 
     release: str
@@ -48,7 +47,6 @@ class CheckReport:
     signature: str
     verified: dict[str, float]
     alone: tuple[str, ...] = ()
-    uploaded: str = ""
 
     @property
     def passed(self) -> bool:

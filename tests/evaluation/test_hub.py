@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from onnxtool.errors import InputError
 from onnxtool.evaluation.collection import open_collection, read_documents
 from tests.evaluation.collections import random_texts, write_beir
-from tests.release.hub import COMMIT, TOKEN, Hub, reached
+from tests.evaluation.hub import COMMIT, Hub, reached
 
 TEXTS = random_texts(20, 5)
 ROWS: list[dict[str, object]] = [
@@ -28,7 +28,7 @@ ROWS: list[dict[str, object]] = [
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    with reached(Hub(TOKEN), monkeypatch, tmp_path) as found:
+    with reached(Hub(), monkeypatch, tmp_path) as found:
         yield found
 
 
@@ -129,7 +129,7 @@ def test_a_revision_is_asked_for_by_name(hub: Hub, tmp_path: Path) -> None:
     """Behind an at sign."""
     publish(hub, "mteb", tmp_path)
     open_collection(Path("org/name@v1"))
-    assert hub.requests[0][0] == "GET /api/datasets/org/name/revision/v1"
+    assert hub.requests[0] == "GET /api/datasets/org/name/revision/v1"
 
 
 def test_a_split_that_a_dataset_has_not_is_an_error(hub: Hub, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from onnxtool.release.facts import FACTS_NAME, facts_text, read_facts
 from onnxtool.release.run import checked_inputs, make_release
 from tests.cli.entry_point import run_onnxtool
 from tests.evaluation.collections import Texts, write_beir
-from tests.release.hub import Hub
 from tests.release.keys import write_keys
 from tests.workshop import Workshop
 
@@ -347,7 +346,6 @@ def test_a_record_that_was_rewritten_is_found_by_the_models(folder: Path) -> Non
         (("--config", "a.toml", "--public_key", "k"), 2, "--public_key is for --check"),
         (("--check", ".", "--identity", "me@example.org"), 2, "pass either --public_key, or --identity and --issuer"),
         (("--check", ".", "--force"), 2, "--check writes nothing; leave out --force"),
-        (("--config", "a.toml", "--private"), 2, "--private is for --push"),
         (("--check", ".", "--dry_run"), 2, "--dry_run writes nothing; leave out --check"),
     ],
 )
@@ -366,19 +364,6 @@ def test_the_command_says_what_is_wrong(folder: Path) -> None:
     done = run_onnxtool(folder, "release", "--check", "out", "--quiet")
     assert done.returncode == 1
     assert "problem: mini.onnx is not the file that was released" in done.stderr
-
-
-def test_a_release_that_passes_its_check_is_uploaded(folder: Path, hub: Hub) -> None:
-    """And no other."""
-    arguments = ("release", "--check", "out", "--push", "org/name", "--quiet")
-    done = run_onnxtool(folder, *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"{hub.url}/org/name/commit/" in done.stdout
-    assert set(files_in(folder / "out")) <= set(hub.files)
-    (folder / "out" / "mini.onnx").write_bytes(b"another")
-    hub.requests.clear()
-    assert run_onnxtool(folder, *arguments).returncode == 1
-    assert hub.requests == []
 
 
 def test_a_checkpoint_on_the_hub_needs_its_commit(tmp_path: Path) -> None:
