@@ -226,7 +226,6 @@ ELSEWHERE = {
         "model_file/wire/protobuf.py": {"open"},
         "runtime/probation.py": {"InferenceSession"},
         "runtime/session.py": {"InferenceSession"},
-        "stats/cost.py": {"open"},
         "summary/duplicates.py": {"open"},
         "training/api/session.py": {"InferenceSession"},
         "training/artifacts/generation.py": {"onnx.load", "read_text"},  # and a report of onnxruntime's converter

@@ -16,7 +16,7 @@ from onnxtool.cli.stats_blocks import difference_blocks, difference_notes, diffe
 from onnxtool.cli.stats_blocks import summary_blocks as summary_blocks
 from onnxtool.cli.streams import say
 from onnxtool.reports import to_json
-from onnxtool.stats import Settings, Shape, compare_models, describe_model
+from onnxtool.stats import Settings, compare_models, summarize_model
 from onnxtool.summary.figures import Difference, Stats
 
 if TYPE_CHECKING:
@@ -41,12 +41,11 @@ def command(asked: Settings, *, model: Path, base: Path | None, result: Result) 
     """
     _LOGGER.info("reading %s", " and ".join(str(path) for path in (model, base) if path is not None))
     gates = _parse_gates(asked.fail_if, has_base=base is not None)
-    shape = _shape(asked)
     if base is None:
         refuse({"weights"}, "there is no BASE to compare weights with;")
-        report: Stats | Difference = describe_model(model, shape)
+        report: Stats | Difference = summarize_model(model)
     else:
-        report = compare_models(model, base, weights=asked.weights, shape=shape)
+        report = compare_models(model, base, weights=asked.weights)
     met = [*_met_gates(gates, report), *_refused_license(asked.allowed_licenses, report)]
     if result.format_name == "markdown":
         result.write(_comment(report, met))
@@ -62,14 +61,6 @@ def command(asked: Settings, *, model: Path, base: Path | None, result: Result) 
     for gate in met:
         say(f"gate failed: {gate}")
     return 1 if met else 0
-
-
-def _shape(asked: Settings) -> Shape | None:
-    """Return the shape whose cost is to be estimated; None if none was requested."""
-    rows, tokens = asked.batch_size, asked.sequence_length
-    if rows is None and tokens is None:
-        return None
-    return Shape(rows or Shape().batch_size, tokens or Shape().sequence_length)
 
 
 def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> list[Gate | TextGate]:

@@ -9,7 +9,7 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes
 from onnxtool.errors import shorten
 from onnxtool.model_file.metadata import STEPS_KEY, License
 from onnxtool.reports import Json, TensorInfo
-from onnxtool.summary.figures import Cost, Difference, MappingDelta, Stats, StatsDelta
+from onnxtool.summary.figures import Difference, MappingDelta, Stats, StatsDelta
 
 ABSENT = "absent"
 _UNCHANGED, _CHANGED = "unchanged", "changed"
@@ -72,23 +72,10 @@ def signed(amount: int, show: Callable[[int], str] = "{:,}".format) -> str:
     return f"{'+' if amount > 0 else ''}{show(amount)}"
 
 
-def format_count(count: float) -> str:
-    """Write a large count with about three digits: `11.2 G`."""
-    for unit, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(count) >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count:.0f}"
-
-
 def needs(stats: Stats) -> str:
     """Write what is needed to load a model."""
     opsets = join(stats.opsets) if stats.opsets else "no opset"
     return f"{opsets}; IR {stats.ir_version}; onnxruntime {stats.min_onnxruntime or 'of no release that is known'}"
-
-
-def shape_of(cost: Cost) -> str:
-    """Write the input shape that a cost applies to."""
-    return f"{cost.batch_size} x {cost.sequence_length}"
 
 
 def names_of(changes: MappingDelta) -> list[str]:
@@ -309,7 +296,7 @@ def _blocks(title: str, sections: Sequence[Section], notes: Sequence[str] = ()) 
 
 
 def summary_sections(stats: Stats, *, details: bool = True) -> list[Section]:
-    """Return the sections of one model: figures, graph, weights, cost; with `details`, verification and parts."""
+    """Return the sections of one model: figures, graph, weights; with `details`, verification and parts."""
     columns = ("Name", "Dtype", "Shape")
     weights = [
         (dtype, f"{stats.parameters.get(dtype, 0):,}", format_bytes(size))
@@ -331,7 +318,6 @@ def summary_sections(stats: Stats, *, details: bool = True) -> list[Section]:
             ("Parameters", "Bytes"),
             bars={"Bytes": _parts(stats.initializer_bytes.values())},
         ),
-        *(_cost_sections(stats.cost) if stats.cost is not None else ()),
         *(_detail_sections(stats) if details else ()),
         *_metadata_sections(stats),
     ]
@@ -382,19 +368,6 @@ def _verification_section(stats: Stats) -> Section:
     """Return the verification recorded in the file for each step."""
     columns, rows = verification_table(stats.steps)
     return Section("Verification, as the model records it", columns, rows, is_long=True)
-
-
-def _cost_sections(cost: Cost) -> list[Section]:
-    facts = [
-        ("Multiplications", f"{format_count(cost.macs)} ({cost.macs:,} MACs)"),
-        ("Activations", f"{format_bytes(cost.activation_bytes)}, {format_bytes(cost.peak_activation_bytes)} at once"),
-    ]
-    if cost.num_unknown_nodes:
-        facts.append(("Not counted", f"{cost.num_unknown_nodes} nodes of unknown shape: {join(cost.unknown_ops)}"))
-    return [
-        Section(f"One run on {shape_of(cost)}", ("Figure", "Value"), facts, is_facts=True),
-        _counts("Multiplications by operator", "Operator", "MACs", cost.macs_by_op),
-    ]
 
 
 def _detail_sections(stats: Stats) -> list[Section]:
@@ -528,12 +501,6 @@ def _difference_figures(base: Stats, model: Stats, delta: StatsDelta) -> list[Ro
         compared("Duplicates", model.duplicate_bytes, base.duplicate_bytes, format_bytes),
         compared("Fused attentions", model.num_attentions, base.num_attentions),
     ]
-    if model.cost is not None and base.cost is not None:
-        shape, peaks = shape_of(model.cost), (model.cost.peak_activation_bytes, base.cost.peak_activation_bytes)
-        rows += [
-            compared(f"MACs of {shape}", model.cost.macs, base.cost.macs, format_count),
-            compared(f"Activations of {shape}", *peaks, format_bytes),
-        ]
     domains = sorted(model.opsets.keys() | base.opsets.keys())
     return [
         *rows,

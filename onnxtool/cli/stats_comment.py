@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from onnxtool.cli.render import format_bytes
 from onnxtool.cli.stats_blocks import (
     ABSENT,
     MAX_ROWS,
     Section,
     counts_of,
     difference_sections,
-    format_count,
     initializers_of,
     interface_notes,
     last_verification,
     license_of,
     needs,
     replaced,
-    shape_of,
     summary_sections,
 )
 from onnxtool.errors import shorten
@@ -41,9 +38,6 @@ def summary_comment(stats: Stats, gates: Sequence[str] = ()) -> str:
     """Write one model as Markdown."""
     sections = summary_sections(stats)
     rows = [row for row in sections[0].rows if row[0] in _TOP]
-    if stats.cost is not None:
-        peak = f"{format_bytes(stats.cost.peak_activation_bytes)} of activations at once"
-        rows.append((f"MACs of {shape_of(stats.cost)}", f"{format_count(stats.cost.macs)}, {peak}"))
     rows += [("Needs", needs(stats)), ("License", license_of(stats))]
     top = [f"### {code_span(stats.path)}", "| | |", "|---|---|", *map(_row, rows), ""]
     return _document([*top, *_last_lines(stats, gates)], sections)
@@ -53,7 +47,7 @@ def difference_comment(difference: Difference, gates: Sequence[str] = ()) -> str
     """Write the difference between two models as Markdown."""
     base, model, delta = difference.base, difference.model, difference.delta
     sections = difference_sections(difference)
-    rows = [row for row in sections[0].rows if row[0] in _TOP or row[0].startswith("MACs of ")]
+    rows = [row for row in sections[0].rows if row[0] in _TOP]
     top = [
         f"### {code_span(model.path)} against {code_span(base.path)}",
         "| | base | model | change |",

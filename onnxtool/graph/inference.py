@@ -1,4 +1,4 @@
-"""Infer the shape and dtype of every value of a graph, node by node, and count the cost of each node.
+"""Infer the shape and dtype of every value of a graph, node by node.
 
 Shapes of ONNX operators come from onnx's own single-node inference, with numbers that earlier nodes computed from
 shapes passed in as constants; shapes of onnxruntime's operators come from the table in `operators`. Bodies of If, Loop
@@ -7,11 +7,8 @@ and Scan and model functions are followed like the graph itself.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import onnx
@@ -23,31 +20,12 @@ from onnxtool.graph.elements import Scope, attributes_of, compute, is_small, mov
 from onnxtool.graph.operator_rules import Call, Shape, Size, Value
 from onnxtool.graph.operators import OPERATORS, WRONG, Operator
 from onnxtool.model_file.domains import default_opset
-from onnxtool.model_file.wire import ELEMENT_BITS
 
 MAX_ELEMENTS = 1 << 14  # for computed values: a row of positions, but not a mask
 _MOST_NESTED = 32
 _MOST_FOLLOWED = 100_000  # nodes of bodies and functions; functions that call each other twice would never end
-_BITS_PER_BYTE = 8
 _INT64, _BOOL = 7, 9
 _FIRST_OPSET_OF_SCANS = 9  # before, Scan had a batch axis
-
-
-@dataclass
-class Totals:
-    """The cost of a graph's nodes."""
-
-    macs: Counter[str] = field(default_factory=Counter)
-    num_bytes: int = 0
-    peak_bytes: int = 0
-    unknown: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: Totals, times: int = 1) -> None:
-        """Add the cost of a body that runs the given number of times."""
-        for op, macs in other.macs.items():
-            self.macs[op] += macs * times
-        self.num_bytes += other.num_bytes * times
-        self.unknown.update(other.unknown)
 
 
 class Inference:
@@ -55,27 +33,15 @@ class Inference:
 
     Args:
         model: the model with its small initializers; large ones may be inputs.
-        max_elements: values with more elements are not computed.
         declared: types of inputs and other values, used where inference finds nothing or less. If given, every unknown
             size gets a new name, so that two values are seen to share it.
-        estimates: whether estimates are wanted where a shape depends on the data a model reads: an If takes its more
-            expensive branch, and a Loop with an unknown number of runs counts once. Otherwise, results always hold.
     """
 
-    def __init__(
-        self,
-        model: onnx.ModelProto,
-        *,
-        max_elements: int = MAX_ELEMENTS,
-        declared: Mapping[str, Value] | None = None,
-        estimates: bool = False,
-    ) -> None:
+    def __init__(self, model: onnx.ModelProto, *, declared: Mapping[str, Value] | None = None) -> None:
         self._functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self._opsets = {opset.domain: opset.version for opset in model.opset_import}
         self._left = _MOST_FOLLOWED
-        self._max_elements = max_elements
         self._declared = declared
-        self._estimates = estimates
         self._taken = {size for value in (declared or {}).values() for size in value.shape or ()}
         self._num_names = 0
         self._protos: dict[Value | None, onnx.TypeProto] = {None: onnx.TypeProto()}
@@ -84,59 +50,31 @@ class Inference:
     def _version(self) -> int:
         return default_opset(self._opsets) or 1
 
-    def follow(self, graph: onnx.GraphProto, scope: Scope, depth: int = 0) -> Totals:
-        """Add the values that `graph` computes to `scope`, and return the cost."""
+    def follow(self, graph: onnx.GraphProto, scope: Scope, depth: int = 0) -> None:
+        """Add the values that `graph` computes to `scope`."""
         for tensor in graph.initializer:
-            if is_small(tensor.dims, self._max_elements) and not tensor.external_data:
+            if is_small(tensor.dims, MAX_ELEMENTS) and not tensor.external_data:
                 with suppress(*WRONG):
                     scope.keep(tensor.name, numpy_helper.to_array(tensor))
                     continue
             scope.values[tensor.name] = Value(tuple(tensor.dims), tensor.data_type)
-        return self.follow_nodes(graph.node, scope, {value.name for value in graph.output}, depth)
+        for node in graph.node:
+            self._follow_node(node, scope, depth)
 
-    def follow_nodes(self, nodes: Iterable[onnx.NodeProto], scope: Scope, kept: set[str], depth: int = 0) -> Totals:
-        """Add the values that `nodes` compute to `scope`, and return the cost; `kept` values stay alive to the end."""
-        totals = Totals()
-        nodes = list(nodes)
-        readers = Counter(name for node in nodes for name in reads_of(node)) if self._estimates else Counter()
-        alive: dict[str, int] = {}
-        alive_bytes = 0
-        for node in nodes:
-            inside = self._follow_node(node, scope, totals, depth)
-            if not self._estimates:
-                continue
-            if node.op_type != "Constant":
-                made = {name: _num_bytes(scope, name) for name in node.output if name}
-                totals.num_bytes += sum(made.values())
-                alive_bytes += sum(size - alive.get(name, 0) for name, size in made.items())
-                alive |= made
-            totals.peak_bytes = max(totals.peak_bytes, alive_bytes + inside)
-            reads = reads_of(node)
-            readers.subtract(reads)
-            for name in (*reads, *node.output):
-                if readers[name] <= 0 and name not in kept:
-                    alive_bytes -= alive.pop(name, 0)
-        return totals
-
-    def _follow_node(self, node: onnx.NodeProto, scope: Scope, totals: Totals, depth: int) -> int:
-        """Add a node's outputs to `scope` and its cost to `totals`; return the bytes that its bodies use."""
+    def _follow_node(self, node: onnx.NodeProto, scope: Scope, depth: int) -> None:
+        """Add a node's outputs to `scope`."""
         function = self._functions.get((node.domain, node.op_type, node.overload))
         outputs: Sequence[Value | onnx.TypeProto | None] = []
-        try:
+        with suppress(*WRONG):
             if function is not None:
                 self._charge(len(function.node), depth)
-                return self._call_function(function, node, scope, totals, depth)
+                self._call_function(function, node, scope, depth)
+                return
             if node.op_type in ("If", "Loop", "Scan") and not node.domain:
-                outputs, inside = self._enter(node, scope, totals, depth)
-                self._note(node, outputs, scope)
-                return inside
-            outputs = self._infer(node, scope)
-        except WRONG:
-            pass
+                outputs = self._enter(node, scope, depth)
+            else:
+                outputs = self._infer(node, scope)
         self._note(node, outputs, scope)
-        if self._estimates:
-            self._count(node, scope, totals)
-        return 0
 
     def _note(self, node: onnx.NodeProto, outputs: Sequence[Value | onnx.TypeProto | None], scope: Scope) -> None:
         """Record what is known about the outputs of `node`."""
@@ -165,22 +103,6 @@ class Inference:
         self._taken.add(name)
         return name
 
-    def _count(self, node: onnx.NodeProto, scope: Scope, totals: Totals) -> None:
-        """Add the multiplications of `node`; the count is unknown if the shape of its first output is."""
-        outputs = [scope.values.get(name) for name in node.output]
-        name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        if not all(value is not None and value.is_complete for value in outputs[:1]):
-            totals.unknown[name] += 1
-            return
-        row = OPERATORS.get((node.domain, node.op_type))
-        if row is None or row.macs is None:
-            return
-        try:
-            if macs := row.macs(_call(row, node, scope, outputs)):
-                totals.macs[name] += macs
-        except WRONG:
-            totals.unknown[name] += 1
-
     def _charge(self, num_nodes: int, depth: int) -> None:
         """Count the nodes of a body before following them."""
         self._left -= num_nodes
@@ -189,7 +111,7 @@ class Inference:
 
     def _infer(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value | onnx.TypeProto | None]:
         """Return what is known about each output of `node`."""
-        number = compute(node, scope, self._version, self._max_elements)
+        number = compute(node, scope, self._version, MAX_ELEMENTS)
         if number is not None:
             scope.keep(node.output[0], number)
             return [scope.values[node.output[0]]]
@@ -197,7 +119,7 @@ class Inference:
         if row is not None and row.outputs:
             return row.infer(_call(row, node, scope))
         sizes = move(node, scope, self._version)
-        if sizes is not None and is_small(sizes.shape, self._max_elements):
+        if sizes is not None and is_small(sizes.shape, MAX_ELEMENTS):
             return [self._keep_sizes(node, sizes, scope)]
         inferred = self._infer_by_onnx(node, scope, row.onnx_name if row is not None else "")
         found = [read_type(inferred.get(name)) for name in node.output]
@@ -236,9 +158,8 @@ class Inference:
             return found
         except (onnx.checker.ValidationError, onnx.defs.SchemaError) as error:
             raise LookupError(node.op_type) from error
-        except onnx.shape_inference.InferenceError as error:
-            if self._estimates:
-                raise LookupError(node.op_type) from error
+        except onnx.shape_inference.InferenceError:
+            pass
         # Inputs that fitted while a size was unknown may no longer fit; the dtype is known anyway.
         for name, known in types.items():
             types[name] = onnx.TypeProto()
@@ -260,39 +181,31 @@ class Inference:
             self._protos[value] = helper.make_tensor_type_proto(value.dtype, value.shape)
         return self._protos[value]
 
-    def _enter(
-        self, node: onnx.NodeProto, scope: Scope, totals: Totals, depth: int
-    ) -> tuple[Sequence[Value | None], int]:
-        """Follow the bodies of If, Loop or Scan; return the node's outputs, and the bytes that its body uses."""
+    def _enter(self, node: onnx.NodeProto, scope: Scope, depth: int) -> Sequence[Value | None]:
+        """Follow the bodies of If, Loop or Scan, and return the node's outputs."""
         bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
         attributes = attributes_of(node)
-        followed: list[tuple[Totals, list[Value | None]]] = []
+        followed: list[list[Value | None]] = []
         for body in bodies:
             self._charge(len(body.node), depth)
             inner = Scope(scope)
             self._bind(node, body, inner, attributes)
-            cost = self.follow(body, inner, depth + 1)
-            followed.append((cost, [inner.values.get(output.name) for output in body.output]))
+            self.follow(body, inner, depth + 1)
+            followed.append([inner.values.get(output.name) for output in body.output])
         if not followed:
             raise LookupError("a body")
-        times = _times_of(node, scope, attributes)
-        if not self._estimates:
-            results = [_agreed(values) for values in zip(*(outputs for _, outputs in followed), strict=True)]
-            outputs = _collected(node, results, attributes, times)
-            if node.op_type == "Loop":  # it may end before the first run
-                states = [scope.values.get(name) for name in node.input[2:]]
-                outputs[: len(states)] = [_agreed(pair) for pair in zip(states, outputs, strict=False)]
-            return outputs, 0
-        cost, results = max(followed, key=lambda item: (sum(item[0].macs.values()), item[0].num_bytes))
-        known = times if isinstance(times, int) else 1
-        totals.add(cost, known)
-        return _collected(node, results, attributes, known), cost.peak_bytes
+        results = [_agreed(values) for values in zip(*followed, strict=True)]
+        outputs = _collected(node, results, attributes, _times_of(node, scope, attributes))
+        if node.op_type == "Loop":  # it may end before the first run
+            states = [scope.values.get(name) for name in node.input[2:]]
+            outputs[: len(states)] = [_agreed(pair) for pair in zip(states, outputs, strict=False)]
+        return outputs
 
     def _bind(self, node: onnx.NodeProto, body: onnx.GraphProto, inner: Scope, attributes: Mapping[str, Any]) -> None:
         """Pass a node's values to the inputs of its body: the state for a Loop, and also slices for a Scan."""
         given: list[Value | None] = [inner.values.get(name) for name in node.input]
         if node.op_type == "Loop":
-            states = [value and Value(value.shape if self._estimates else None, value.dtype) for value in given[2:]]
+            states = [value and Value(None, value.dtype) for value in given[2:]]
             given = [Value((), _INT64), Value((), _BOOL), *states]
         elif node.op_type == "Scan":
             if self._version < _FIRST_OPSET_OF_SCANS:
@@ -303,31 +216,27 @@ class Inference:
             if value is not None:
                 inner.values[formal.name] = value
 
-    def _call_function(
-        self, function: onnx.FunctionProto, node: onnx.NodeProto, scope: Scope, totals: Totals, depth: int
-    ) -> int:
-        """Follow the nodes of a model function with the values the node passes; return the bytes that they use."""
+    def _call_function(self, function: onnx.FunctionProto, node: onnx.NodeProto, scope: Scope, depth: int) -> None:
+        """Follow the nodes of a model function with the values the node passes."""
         inner = Scope()
         for formal, name in zip(function.input, node.input, strict=False):
             inner.take(formal, scope, name)
         given = {attribute.name: attribute for attribute in (*function.attribute_proto, *node.attribute)}
-        nodes = [_resolved(body_node, given) for body_node in function.node]
         outer = self._opsets
         self._opsets = {opset.domain: opset.version for opset in function.opset_import} or outer
         try:
-            cost = self.follow_nodes(nodes, inner, set(function.output), depth + 1)
+            for body_node in function.node:
+                self._follow_node(_resolved(body_node, given), inner, depth + 1)
         finally:
             self._opsets = outer
-        totals.add(cost)
         for formal, name in zip(function.output, node.output, strict=False):
             if name:
                 scope.take(name, inner, formal)
-        return cost.peak_bytes
 
 
-def _call(row: Operator, node: onnx.NodeProto, scope: Scope, outputs: Sequence[Value | None] = ()) -> Call:
+def _call(row: Operator, node: onnx.NodeProto, scope: Scope) -> Call:
     inputs = [scope.values.get(name, Value(None, 0)) if name else None for name in node.input]
-    return Call(row.named(inputs), attributes_of(node), outputs)
+    return Call(row.named(inputs), attributes_of(node))
 
 
 def _as(schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> onnx.NodeProto:
@@ -415,13 +324,6 @@ def _better(declared: Value | None, inferred: Value | None) -> Value | None:
         return Value(inferred.shape if inferred.shape is not None else declared.shape, dtype)
     pairs = zip(declared.shape, inferred.shape, strict=True)
     return Value(tuple(other if one is None or isinstance(other, int) else one for one, other in pairs), dtype)
-
-
-def _num_bytes(scope: Scope, name: str) -> int:
-    value = scope.values.get(name)
-    if value is None or not value.is_complete:
-        return 0
-    return (prod(value.sizes) * ELEMENT_BITS.get(value.dtype, 0) + _BITS_PER_BYTE - 1) // _BITS_PER_BYTE
 
 
 def _resolved(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:

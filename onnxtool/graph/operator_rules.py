@@ -1,4 +1,4 @@
-"""Shapes and multiplication counts of operators from what is known about their inputs: the rules behind `operators`.
+"""Shapes of operators from what is known about their inputs: the rules behind `operators`.
 
 Letters: B batch size, S tokens, T attended tokens, P past tokens, H heads, D head size. Source:
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
@@ -56,14 +56,10 @@ class Value(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A node with what is known about its inputs, under the operator's input names; None for an omitted input.
-
-    `outputs` are the values it computes, if already known.
-    """
+    """A node with what is known about its inputs, under the operator's input names; None for an omitted input."""
 
     inputs: Mapping[str, Value | None]
     attributes: Mapping[str, Any]
-    outputs: Sequence[Value | None] = ()
 
     def at(self, name: str) -> Value | None:
         """Return an input; None if it is omitted."""
@@ -83,7 +79,6 @@ class Call(NamedTuple):
 
 Shapes = Sequence[Shape | None]
 ShapeRule = Callable[[Call], Shapes]
-MacRule = Callable[[Call], int]
 
 
 def plus(*sizes: Size) -> Size:
@@ -130,12 +125,6 @@ class Attended(NamedTuple):
     num_keys: Size
     key_width: Size
     value_width: Size
-
-    @property
-    def macs(self) -> int:
-        """Multiplications for the scores and for the values weighted by them."""
-        batch_size, num_heads, num_queries, num_keys, key_width, value_width = Value(tuple(self), 0).sizes
-        return batch_size * num_heads * num_queries * num_keys * (key_width + value_width)
 
     @property
     def result(self) -> Shape:
@@ -194,18 +183,6 @@ def _tokens_axis(key: Value) -> int:
     return 2 if len(key.dims) == _RANK_OF_HEADS else 1
 
 
-def onnx_attention(call: Call) -> Attended:
-    """ONNX's Attention: query, key and value [B, S, H x D] or [B, H, S, D]."""
-    query, key, value = (call.need(name).dims for name in ("Q", "K", "V"))
-    past = _past(call, "past_key", 2)
-    if len(query) == _RANK_OF_HEADS:
-        batch_size, num_heads, num_queries, size = query
-        return Attended(batch_size, num_heads, num_queries, plus(key[2], past), size, value[3])
-    heads, key_heads = int(call.attributes["q_num_heads"]), int(call.attributes["kv_num_heads"])
-    batch_size, num_queries, width = query
-    return Attended(batch_size, heads, num_queries, plus(key[1], past), parts(width, heads), parts(value[2], key_heads))
-
-
 def attention_shapes(call: Call) -> Shapes:
     """Attention and QAttention: the result, and keys and values [2, B, H, T, D] for the next call."""
     found = _projecting(call)
@@ -224,11 +201,6 @@ def group_query_shapes(call: Call) -> Shapes:
     found = grouped(call)
     kept = (found.batch_size, int(call.attributes["kv_num_heads"]), found.num_keys, found.key_width)
     return [found.result, kept, kept]
-
-
-def attention_macs(call: Call) -> int:
-    """Attention and QAttention, including the projection by weights [inputs, outputs]."""
-    return _projecting(call).macs + prod(call.need("input").sizes) * _projection(call).sizes[1]
 
 
 def like(name: str, outputs: int = 1) -> ShapeRule:
@@ -265,25 +237,9 @@ def _product_shape(call: Call, first: str, second: str) -> Shape:
     return (*broadcast(tuple(left[:-2]), tuple(right[:-2])), *rows, *columns)
 
 
-def product_macs(first: str = "A", second: str = "B") -> MacRule:
-    """Make the rule for a product of two matrices."""
-
-    def rule(call: Call) -> int:
-        sizes = call.need(first).sizes
-        inner = sizes[-2] if call.attributes.get("transA") and len(sizes) > 1 else sizes[-1]
-        return prod(Value(_product_shape(call, first, second), 0).sizes) * inner
-
-    return rule
-
-
 def block_product_shapes(call: Call) -> Shapes:
     """MatMulNBits: the packed weights do not show their width."""
     return [(*call.need("A").dims[:-1], int(call.attributes["N"]))]
-
-
-def block_product_macs(call: Call) -> int:
-    """MatMulNBits."""
-    return prod(call.need("A").sizes) * int(call.attributes["N"])
 
 
 def block_lookup_shapes(call: Call) -> Shapes:
@@ -293,29 +249,6 @@ def block_lookup_shapes(call: Call) -> Shapes:
     axis = int(call.attributes.get("gather_axis", 0))
     shape = (*data.dims[:axis], *indices, *data.dims[axis + 1 :])
     return [(*shape[:-1], times(shape[-1], packed))]
-
-
-def convolution_macs(weights: str) -> MacRule:
-    """Make the rule for a convolution with weights [M, C / groups, …]."""
-    return lambda call: _num_elements(call) * prod(call.need(weights).sizes[1:])
-
-
-def transposed_convolution_macs(call: Call) -> int:
-    """ConvTranspose: each input element is multiplied by the weights [C, M / groups, …]."""
-    return prod(call.need("X").sizes) * prod(call.need("W").sizes[1:])
-
-
-def recurrent_macs(call: Call) -> int:
-    """RNN, GRU, LSTM: X [S, B, inputs], with R [directions, gates x hidden, hidden] for the recurrent part."""
-    tokens, batch_size, width = call.need("X").sizes
-    directions, gates, hidden = call.need("R").sizes
-    return tokens * batch_size * directions * gates * (width + hidden)
-
-
-def _num_elements(call: Call) -> int:
-    if not call.outputs or call.outputs[0] is None:
-        raise LookupError("output")
-    return prod(call.outputs[0].sizes)
 
 
 def _einsum_sizes(call: Call) -> tuple[dict[str, Size], Shape, str]:
@@ -348,9 +281,3 @@ def einsum_shapes(call: Call) -> Shapes:
     sizes, front, result = _einsum_sizes(call)
     before, dots, after = result.partition("...")
     return [(*(sizes[label] for label in before), *(front if dots else ()), *(sizes[label] for label in after))]
-
-
-def einsum_macs(call: Call) -> int:
-    """Einsum with two or more inputs."""
-    sizes, front, _ = _einsum_sizes(call)
-    return prod(Value((*front, *sizes.values()), 0).sizes) if len(call.inputs) > 1 else 0

@@ -1,8 +1,8 @@
 """Operators that onnx does not know, or not well enough: one row each, the only place that describes them.
 
 The com.microsoft operators are documented in
-https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. An ONNX operator has a row if it
-multiplies, or if its shapes are not left to onnx's inference.
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. An ONNX operator has a row if its
+inputs are read by name, or if its shapes are not left to onnx's inference.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import zip_longest
 from typing import NamedTuple, TypeVar
 
 from onnxtool.graph import operator_rules as rules
-from onnxtool.graph.operator_rules import Call, MacRule, ShapeRule, Value
+from onnxtool.graph.operator_rules import Call, ShapeRule, Value
 
 MICROSOFT = "com.microsoft"
 
@@ -34,7 +34,6 @@ class Operator(NamedTuple):
             `first|second` is `second` if `first` is omitted, `float32` is that dtype, and `?` is unknown. Empty if onnx
             infers the outputs.
         shapes: determines the shape of each output; if None, it equals the shape of the input that has its dtype.
-        macs: counts the multiplications; None if it works only elementwise, or not at all.
         onnx_name: the ONNX operator with the same outputs, if there is one.
         lookups: the inputs that are row indices, each with the table that has the rows.
     """
@@ -43,7 +42,6 @@ class Operator(NamedTuple):
     inputs: str = ""
     outputs: str = ""
     shapes: ShapeRule | None = None
-    macs: MacRule | None = None
     onnx_name: str = ""
     lookups: tuple[tuple[str, str], ...] = ()
 
@@ -74,37 +72,20 @@ class Operator(NamedTuple):
         return Value(None, _FIXED_DTYPES.get(names[-1], 0))
 
 
-_PRODUCT, _PRODUCT_MACS = rules.product(), rules.product_macs()
+_PRODUCT = rules.product()
 
 _ONNX = (
-    Operator("Attention", "Q K V attn_mask past_key past_value", macs=lambda call: rules.onnx_attention(call).macs),
-    Operator("Conv", "X W B", macs=rules.convolution_macs("W")),
-    Operator("ConvInteger", "x w x_zero_point w_zero_point", macs=rules.convolution_macs("w")),
-    Operator("ConvTranspose", "X W B", macs=rules.transposed_convolution_macs),
-    Operator("DeformConv", "X W offset B mask", macs=rules.convolution_macs("W")),
-    Operator("Einsum", "", "0", rules.einsum_shapes, rules.einsum_macs),
-    Operator("GRU", "X W R B sequence_lens initial_h", macs=rules.recurrent_macs),
+    Operator("Einsum", "", "0", rules.einsum_shapes),
     Operator("Gather", "data indices", lookups=(("indices", "data"),)),
-    Operator("Gemm", "A B C", macs=_PRODUCT_MACS),
+    Operator("Gemm", "A B C"),
     # Before opset 16, onnx infers nothing for these two.
     Operator("GreaterOrEqual", "A B", onnx_name="Greater"),
     Operator("GroupNormalization", "X scale bias", "X"),
-    Operator("LSTM", "X W R B sequence_lens initial_h initial_c P", macs=rules.recurrent_macs),
     Operator("LessOrEqual", "A B", onnx_name="Less"),
-    Operator("MatMul", "A B", macs=_PRODUCT_MACS),
-    Operator("MatMulInteger", "A B a_zero_point b_zero_point", macs=_PRODUCT_MACS),
+    Operator("MatMul", "A B"),
+    Operator("MatMulInteger", "A B a_zero_point b_zero_point"),
     Operator("MeanVarianceNormalization", "X", "X"),
-    Operator(
-        "QLinearConv",
-        "x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B",
-        macs=rules.convolution_macs("w"),
-    ),
-    Operator(
-        "QLinearMatMul",
-        "a a_scale a_zero_point b b_scale b_zero_point y_scale y_zero_point",
-        macs=rules.product_macs("a", "b"),
-    ),
-    Operator("RNN", "X W R B sequence_lens initial_h", macs=rules.recurrent_macs),
+    Operator("QLinearMatMul", "a a_scale a_zero_point b b_scale b_zero_point y_scale y_zero_point"),
     # onnxruntime's operators in the ONNX domain.
     Operator("SimplifiedLayerNormalization", "X scale", "X stash_type|float32"),
     Operator("SkipLayerNormalization", "input skip gamma beta bias", "input"),
@@ -117,14 +98,13 @@ _MICROSOFT = (
         "input weights bias mask_index past attention_bias past_sequence_length",
         "input input",
         rules.attention_shapes,
-        rules.attention_macs,
     ),
     Operator("BiasAdd", "X bias skip", "X"),
     Operator("BiasDropout", "data bias residual ratio training_mode", "data bool", rules.like("data", 2)),
     Operator("BiasGelu", "A B", "A"),
     Operator("BiasSoftmax", "data bias", "data"),
     Operator("DequantizeLinear", "x x_scale x_zero_point", "x_scale", rules.like("x")),
-    Operator("DynamicQuantizeMatMul", "A B b_scale b_zero_point bias", "A", _PRODUCT, _PRODUCT_MACS),
+    Operator("DynamicQuantizeMatMul", "A B b_scale b_zero_point bias", "A", _PRODUCT),
     Operator(
         "EmbedLayerNormalization",
         "input_ids segment_ids word_embedding position_embedding segment_embedding gamma beta mask position_ids",
@@ -134,9 +114,9 @@ _MICROSOFT = (
     ),
     Operator("FakeQuant", "input_tensor scale zero_point", "input_tensor bool", rules.like("input_tensor", 2)),
     Operator("FastGelu", "X bias", "X"),
-    Operator("FusedConv", "X W B Z", macs=rules.convolution_macs("W"), onnx_name="Conv"),
-    Operator("FusedGemm", "A B C", macs=_PRODUCT_MACS, onnx_name="Gemm"),
-    Operator("FusedMatMul", "A B", "A", _PRODUCT, _PRODUCT_MACS),
+    Operator("FusedConv", "X W B Z", onnx_name="Conv"),
+    Operator("FusedGemm", "A B C", onnx_name="Gemm"),
+    Operator("FusedMatMul", "A B", "A", _PRODUCT),
     Operator(
         "GatherBlockQuantized",
         "data indices scales zero_points",
@@ -146,7 +126,7 @@ _MICROSOFT = (
         lookups=(("indices", "data"), ("indices", "scales")),
     ),
     Operator("Gelu", "X", "X"),
-    Operator("GemmFastGelu", "X W bias", "X", rules.product("X", "W"), rules.product_macs("X", "W")),
+    Operator("GemmFastGelu", "X W bias", "X", rules.product("X", "W")),
     Operator("GroupNorm", "X gamma beta", "X"),
     Operator(
         "GroupQueryAttention",
@@ -154,29 +134,22 @@ _MICROSOFT = (
         "attention_bias head_sink k_scale v_scale q_norm_weight k_norm_weight",
         "query past_key|query past_value|query",
         rules.group_query_shapes,
-        lambda call: rules.grouped(call).macs,
     ),
     Operator("Inverse", "X", "X"),
-    Operator(
-        "MatMulIntegerToFloat", "A B a_scale b_scale a_zero_point b_zero_point bias", "a_scale", _PRODUCT, _PRODUCT_MACS
-    ),
-    Operator(
-        "MatMulNBits", "A B scales zero_points g_idx bias", "A", rules.block_product_shapes, rules.block_product_macs
-    ),
+    Operator("MatMulIntegerToFloat", "A B a_scale b_scale a_zero_point b_zero_point bias", "a_scale", _PRODUCT),
+    Operator("MatMulNBits", "A B scales zero_points g_idx bias", "A", rules.block_product_shapes),
     Operator(
         "MultiHeadAttention",
         "query key value bias key_padding_mask attention_bias past_key past_value past_sequence_length "
         "cache_indirection",
         "query past_key|query past_value|query",
         rules.multi_head_shapes,
-        lambda call: rules.multi_head(call).macs,
     ),
     Operator(
         "QAttention",
         "input weight bias input_scale weight_scale mask_index input_zero_point weight_zero_point past",
         "input_scale input_scale",
         rules.attention_shapes,
-        rules.attention_macs,
     ),
     Operator(
         "QEmbedLayerNormalization",

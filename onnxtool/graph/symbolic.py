@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from onnxtool.graph.elements import BROADCASTING, Scope, attributes_of, is_small, reads_of
-from onnxtool.graph.inference import Inference, Totals
+from onnxtool.graph.inference import MAX_ELEMENTS, Inference
 from onnxtool.graph.operator_rules import Size, Value
 from onnxtool.graph.sizes import Sizes
 
@@ -58,12 +58,10 @@ class SymbolicInference(Inference):
             "Tile": self._tile,
         }
 
-    def _enter(
-        self, node: onnx.NodeProto, scope: Scope, totals: Totals, depth: int
-    ) -> tuple[Sequence[Value | None], int]:
+    def _enter(self, node: onnx.NodeProto, scope: Scope, depth: int) -> Sequence[Value | None]:
         before, self._sizes.is_certain = self._sizes.is_certain, False
         try:
-            return super()._enter(node, scope, totals, depth)
+            return super()._enter(node, scope, depth)
         finally:
             self._sizes.is_certain = before
 
@@ -144,7 +142,7 @@ class SymbolicInference(Inference):
         compute = self._operators().get(node.op_type)
         if compute is not None:
             shape = np.broadcast_shapes(*(one.shape for one in operands))
-            if not is_small(shape, self._max_elements):
+            if not is_small(shape, MAX_ELEMENTS):
                 return None
             return np.asarray(np.frompyfunc(compute, len(operands), 1)(*operands), object)
         if node.op_type == "Cast":

@@ -26,10 +26,6 @@ def compare_stats(
     """
     after, before = weights or {}, base_weights or {}
     initializers, renamed = _compare_weights(after, before)
-    macs = activation_bytes = None
-    if model.cost is not None and base.cost is not None:
-        macs = model.cost.macs - base.cost.macs
-        activation_bytes = model.cost.peak_activation_bytes - base.cost.peak_activation_bytes
     delta = StatsDelta(
         num_nodes=model.num_nodes - base.num_nodes,
         num_initializers=model.num_initializers - base.num_initializers,
@@ -58,8 +54,6 @@ def compare_stats(
             {function.name: to_json(function) for function in model.functions},
             {function.name: to_json(function) for function in base.functions},
         ),
-        macs=macs,
-        activation_bytes=activation_bytes,
     )
     return Difference(base=base, model=model, delta=delta)
 

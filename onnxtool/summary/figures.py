@@ -50,29 +50,6 @@ class FunctionFigures(NamedTuple):
 
 
 @short_repr
-class Cost(NamedTuple):
-    """The cost of running one batch, computed from the shapes of all values; elementwise operations count no MACs.
-
-    Attributes:
-        macs: multiply-accumulate operations of matrix products, convolutions and attentions.
-        macs_by_op: the same by operator, largest first.
-        activation_bytes: bytes of all values that nodes compute, if every one were kept.
-        peak_activation_bytes: the most bytes alive at once, if a value is freed after its last reader.
-        num_unknown_nodes: nodes with outputs of unknown shape; their cost is not included.
-        unknown_ops: the number of these nodes, by operator.
-    """
-
-    batch_size: int
-    sequence_length: int
-    macs: int
-    macs_by_op: dict[str, int]
-    activation_bytes: int
-    peak_activation_bytes: int
-    num_unknown_nodes: int
-    unknown_ops: dict[str, int]
-
-
-@short_repr
 class Stats(NamedTuple):
     """The structure of one model. Node and operator counts include the bodies of If, Loop and Scan.
 
@@ -104,7 +81,6 @@ class Stats(NamedTuple):
         license: the checkpoint's license, recorded by the export: an SPDX id in lower case, `other`, or `unknown`.
         license_name: the name of a license that is `other`; otherwise empty.
         license_link: a link to the text of a license that is `other`; empty if there is none.
-        cost: None if no batch size or sequence length was given.
     """
 
     path: str
@@ -142,7 +118,6 @@ class Stats(NamedTuple):
     license: str = UNKNOWN
     license_name: str = ""
     license_link: str = ""
-    cost: Cost | None = None
 
 
 class Change(NamedTuple):
@@ -182,8 +157,6 @@ class StatsDelta(NamedTuple):
         renamed: new names by old names, for initializers with the same data; none with `--no_weights`.
         layers: parts by scope.
         functions: model-local functions.
-        macs: None unless the cost of both is known.
-        activation_bytes: the same.
     """
 
     num_nodes: int
@@ -203,8 +176,6 @@ class StatsDelta(NamedTuple):
     renamed: Mapping[str, str] = MappingProxyType({})
     layers: MappingDelta = MappingDelta()
     functions: MappingDelta = MappingDelta()
-    macs: int | None = None
-    activation_bytes: int | None = None
 
 
 @short_repr

@@ -29,13 +29,12 @@ def folder(tmp_path: Path) -> Path:
 
 def test_an_option_comes_from_the_first_that_says_it(folder: Path) -> None:
     """The command line, the environment, the file of onnxtool, that of the project; none of them hides the others."""
-    (folder / "pyproject.toml").write_text("[tool.onnxtool.stats]\nformat = 'json'\nbatch_size = 2\nquiet = true\n")
-    (folder / ".onnxtool.toml").write_text("[stats]\nbatch-size = 3\nsequence_length = 3\n")
-    shape = [json_of(run_onnxtool(folder, "stats", "model.onnx"))["cost"]["batch_size"]]
-    shape += [json_of(run_onnxtool(folder, "stats", "model.onnx", ONNXTOOL_STATS_BATCH_SIZE="4"))["cost"]["batch_size"]]
-    options = ("stats", "model.onnx", "--batch_size", "5")
-    shape += [json_of(run_onnxtool(folder, *options, ONNXTOOL_STATS_BATCH_SIZE="4"))["cost"]["batch_size"]]
-    assert shape == [3, 4, 5]
+    (folder / "pyproject.toml").write_text("[tool.onnxtool.stats]\nformat = 'json'\nfail_if = ['num_nodes>1']\n")
+    (folder / ".onnxtool.toml").write_text("[stats]\nformat = 'markdown'\n")
+    given = {"ONNXTOOL_STATS_FORMAT": "html"}
+    for start, options, variables in (("###", (), {}), ("<!doctype", (), given), ("{", ("--format", "json"), given)):
+        done = run_onnxtool(folder, "stats", "model.onnx", *options, **variables)
+        assert (done.returncode, done.stdout.lower()[: len(start)]) == (1, start)
 
 
 def test_the_nearest_folder_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +68,8 @@ def test_the_nearest_folder_counts(folder: Path, monkeypatch: pytest.MonkeyPatch
         ("[stat]\nfail_if = []", "has [stat], and there is no such command. Did you mean 'stats'?"),
         ("[stats]\nfail_if = 'x'", "fail_if: 'x' is not a list of strings"),
         ("[stats]\nfail_if = [1]", "fail_if: [0]: 1 is not a string"),
-        ("[stats]\nbatch_size = 0", ".onnxtool.toml [stats]: batch_size: 0 is not in the range x>=1"),
-        ("[stats]\nbatch_size = true", "batch_size: True is not an integer"),
+        ("[infer]\ntop_k = 0", ".onnxtool.toml [infer]: top_k: 0 is not in the range x>=1"),
+        ("[infer]\ntop_k = true", "top_k: True is not an integer"),
         ("[stats]\nweights = 'yes'", "weights: 'yes' is not a boolean"),
         ("[stats]\nformat = 'xml'", "format: 'xml' is not one of"),
         ("stats = 3", "is not a table"),
@@ -79,8 +78,9 @@ def test_the_nearest_folder_counts(folder: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_what_is_wrong_is_named(folder: Path, text: str | bytes, reason: str) -> None:
     """With the file, the key and the way out: wrong usage, and not a failure."""
-    (folder / ".onnxtool.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    done = run_onnxtool(folder, "stats", "model.onnx")
+    content = text if isinstance(text, bytes) else text.encode()
+    (folder / ".onnxtool.toml").write_bytes(content)
+    done = run_onnxtool(folder, "infer" if content.startswith(b"[infer]") else "stats", "model.onnx")
     assert (done.returncode, done.stdout) == (2, "")
     assert reason in done.stderr
 
@@ -88,13 +88,13 @@ def test_what_is_wrong_is_named(folder: Path, text: str | bytes, reason: str) ->
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("ONNXTOOL_STATS_BATCH_SIZE", "x", "ONNXTOOL_STATS_BATCH_SIZE: batch_size: 'x' is not a valid integer"),
-        ("ONNXTOOL_STATS_BATCHSIZE", "1", "batchsize is not an option of onnxtool stats. Did you mean 'batch_size'?"),
+        ("ONNXTOOL_INFER_TOP_K", "x", "ONNXTOOL_INFER_TOP_K: top_k: 'x' is not a valid integer"),
+        ("ONNXTOOL_INFER_TOPK", "1", "topk is not an option of onnxtool infer. Did you mean 'top_k'?"),
     ],
 )
 def test_a_wrong_variable_is_named(folder: Path, name: str, value: str, reason: str) -> None:
     """It is one of the command that runs; others are of no concern."""
-    assert reason in run_onnxtool(folder, "stats", "model.onnx", **{name: value}).stderr
+    assert reason in run_onnxtool(folder, "infer", "model.onnx", **{name: value}).stderr
     assert run_onnxtool(folder, "env", "--quiet", **{name: value}).returncode == 0
 
 
@@ -264,8 +264,8 @@ def test_a_malformed_gate_of_a_repository_is_a_usage_error(folder: Path) -> None
 def test_env_shows_what_is_configured_and_what_is_wrong(folder: Path) -> None:
     """Of all commands, with the source of each value and the order in which sources count."""
     (folder / ".onnxtool.toml").write_text("[optimize]\nprecision = 'int8'\n[export]\nopsett = 17\n")
-    logged = run_onnxtool(folder, "stats", "model.onnx", "-v", ONNXTOOL_STATS_BATCH_SIZE="2").stderr
-    assert "--batch_size is 2, from ONNXTOOL_STATS_BATCH_SIZE" in logged
+    logged = run_onnxtool(folder, "stats", "model.onnx", "-v", ONNXTOOL_STATS_FORMAT="json").stderr
+    assert "--format is json, from ONNXTOOL_STATS_FORMAT" in logged
     report = json_of(run_onnxtool(folder, "env", "--format", "json", ONNXTOOL_INFER_TOP_K="3"))
     assert report["configuration"] == [
         {"command": "optimize", "option": "precision", "value": "int8", "source": ".onnxtool.toml [optimize]"},

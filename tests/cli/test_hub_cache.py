@@ -24,7 +24,7 @@ V, H = 15, 32  # a table of more than 1 KB, which stays where it is on the disk
 QUIET = ("--format", "json", "--quiet")
 BRIEF = ("--runs", "2", "--warmup", "1", "--batch_size", "1", "--sequence_length", "8")
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "stats": ("stats", "MODEL", "--batch_size", "1", "--format", "json"),
+    "stats": ("stats", "MODEL", "--format", "json"),
     "infer": ("infer", "--model_path", "MODEL", "--text", "the red cat", "--text", "a dog", *QUIET),
     "benchmark": ("infer", "--benchmark", "--model_path", "MODEL", *BRIEF, *QUIET),
     "optimize": ("optimize", "--model_path", "MODEL", "--output", "o.onnx", *QUIET),

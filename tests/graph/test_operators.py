@@ -1,4 +1,4 @@
-"""The table of operators against onnxruntime: names and dtypes of its schemas, outputs of its kernels, MACs by hand."""
+"""The table of operators against onnxruntime: names and dtypes of its schemas, and outputs of its kernels."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ class Case(NamedTuple):
     """A node of one operator; `-` stands for an input or output that is left out."""
 
     inputs: Mapping[str, Any]
-    macs: int = 0
     outputs: str = "y"
     attributes: Mapping[str, Any] = MappingProxyType({})
     op_type: str = ""
@@ -78,19 +77,15 @@ PAIR: Mapping[str, Any] = {
 }
 GROUPS = {"num_heads": 4, "kv_num_heads": 2}
 CASES: dict[str, Case] = {
-    "Attention": Case(
-        {"x": X, "w": ones(D, 3 * D), "b": ones(3 * D)}, B * S * D * 3 * D + 2 * B * S * S * D, "y", {"num_heads": H}
-    ),
+    "Attention": Case({"x": X, "w": ones(D, 3 * D), "b": ones(3 * D)}, "y", {"num_heads": H}),
     "Attention of several widths": Case(
         {"x": X, "w": ones(D, 20), "b": ones(20)},
-        B * S * D * 20 + B * H * S * S * (4 + 2),
         "y",
         {"num_heads": H, "qkv_hidden_sizes": [8, 8, 4]},
         "Attention",
     ),
     "Attention with a past": Case(
         {"x": X, "w": ones(D, 3 * D), "b": ones(3 * D), "-": ones(0), "past": ones(2, B, H, T, D // H)},
-        B * S * D * 3 * D + 2 * B * S * (S + T) * D,
         "y present",
         {"num_heads": H},
         "Attention",
@@ -98,24 +93,21 @@ CASES: dict[str, Case] = {
     "BiasGelu": Case({"x": X, "b": ones(D)}),
     "DequantizeLinear": Case({"x": BYTES, "s": SCALE, "z": ZERO}),
     "DynamicQuantizeMatMul": Case(
-        {"x": X, "w": ones(D, N, dtype=np.uint8), "s": ones(1), "z": ones(1, dtype=np.uint8)}, B * S * D * N
+        {"x": X, "w": ones(D, N, dtype=np.uint8), "s": ones(1), "z": ones(1, dtype=np.uint8)}
     ),
     "EmbedLayerNormalization": Case(
         {"ids": IDS, "seg": IDS, "words": TABLE, "pos": TABLE, "segs": TABLE, "g": ones(D), "b": ones(D), "m": IDS},
         outputs="y lengths sum",
     ),
     "FastGelu": Case({"x": X, "b": ones(D)}),
-    "FusedConv": Case(
-        {"x": X, "w": ones(4, S, 3), "b": ones(4)}, B * 4 * (D - 2) * S * 3, attributes={"activation": "Relu"}
-    ),
+    "FusedConv": Case({"x": X, "w": ones(4, S, 3), "b": ones(4)}, attributes={"activation": "Relu"}),
     "FusedGemm": Case(
         {"a": ones(D, S), "b": ones(N, D), "c": ones(N)},
-        S * D * N,
         attributes={"transA": 1, "transB": 1, "activation": "Relu"},
     ),
-    "FusedMatMul": Case({"x": X, "w": ones(N, D)}, B * S * D * N, attributes={"transB": 1}),
+    "FusedMatMul": Case({"x": X, "w": ones(N, D)}, attributes={"transB": 1}),
     "FusedMatMul of both transposed": Case(
-        {"x": ones(B, D, S), "w": ones(B, N, D)}, B * S * D * N, "y", {"transA": 1, "transB": 1}, "FusedMatMul"
+        {"x": ones(B, D, S), "w": ones(B, N, D)}, "y", {"transA": 1, "transB": 1}, "FusedMatMul"
     ),
     "GatherBlockQuantized": Case(
         {"w": ones(N, BLOCK // 2, dtype=np.uint8), "i": np.array([[1, 2]]), "s": ones(N, 1)},
@@ -132,25 +124,18 @@ CASES: dict[str, Case] = {
             "n": np.full(B, S - 1, np.int32),
             "t": np.array(S, np.int32),
         },
-        2 * B * 4 * S * S * 8,
         "y keys values",
         GROUPS,
     ),
     "Inverse": Case({"x": np.eye(3, dtype=np.float32)[None]}),
-    "MatMulIntegerToFloat": Case(
-        {"a": BYTES, "b": ones(D, N, dtype=np.uint8), "as": ones(1), "bs": ones(1)}, B * S * D * N
-    ),
+    "MatMulIntegerToFloat": Case({"a": BYTES, "b": ones(D, N, dtype=np.uint8), "as": ones(1), "bs": ones(1)}),
     "MatMulNBits": Case(
         {"x": X, "w": ones(N, 1, BLOCK // 2, dtype=np.uint8), "s": ones(N, 1)},
-        B * S * D * N,
         attributes={"K": D, "N": N, "bits": 4, "block_size": BLOCK},
     ),
-    "MultiHeadAttention": Case(
-        {"q": X, "k": ones(B, 4, D), "v": ones(B, 4, 6)}, B * S * 4 * (D + 6), attributes={"num_heads": H}
-    ),
+    "MultiHeadAttention": Case({"q": X, "k": ones(B, 4, D), "v": ones(B, 4, 6)}, attributes={"num_heads": H}),
     "MultiHeadAttention with heads apart": Case(
         {"q": X, "k": ones(B, H, 4, D // H), "v": ones(B, H, 4, D // H)},
-        2 * B * S * 4 * D,
         "y",
         {"num_heads": H},
         "MultiHeadAttention",
@@ -166,7 +151,6 @@ CASES: dict[str, Case] = {
             "pk": ones(B, H, T, D // H),
             "pv": ones(B, H, T, D // H),
         },
-        2 * B * S * (S + T) * D,
         "y keys values",
         {"num_heads": H},
         "MultiHeadAttention",
@@ -182,7 +166,6 @@ CASES: dict[str, Case] = {
             "xz": ZERO,
             "wz": ZERO,
         },
-        B * S * D * 3 * D + 2 * B * S * S * D,
         attributes={"num_heads": H},
     ),
     "QEmbedLayerNormalization": Case(
@@ -210,7 +193,7 @@ CASES: dict[str, Case] = {
     "QuantizeLinear": Case({"x": X, "s": SCALE, "z": np.int8(1)}),
     "QuickGelu": Case({"x": X}),
     "RotaryEmbedding": Case(
-        {"x": X, "p": np.zeros(1, np.int64), "c": ones(S, 2), "s": ones(S, 2)}, 0, "y", {"num_heads": H}
+        {"x": X, "p": np.zeros(1, np.int64), "c": ones(S, 2), "s": ones(S, 2)}, "y", {"num_heads": H}
     ),
     "SkipLayerNormalization": Case({"x": X, "r": X, "g": ones(D), "b": ones(D)}, outputs="y - - sum"),
     "SkipSimplifiedLayerNormalization": Case({"x": X, "r": X, "g": ones(D)}, outputs="y - - sum"),
@@ -235,8 +218,8 @@ def one_node(name: str, case: Case) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_and_macs_are_those_of_the_kernel(name: str) -> None:
-    """Shape and dtype as onnxruntime returns them on the CPU; multiplications as counted by hand."""
+def test_outputs_are_those_of_the_kernel(name: str) -> None:
+    """Shape and dtype as onnxruntime returns them on the CPU."""
     case = CASES[name]
     model = one_node(name, case)
     options = ort.SessionOptions()
@@ -247,9 +230,8 @@ def test_outputs_and_macs_are_those_of_the_kernel(name: str) -> None:
         for output, array in zip(session.get_outputs(), session.run(None, {}), strict=True)
     }
     scope = Scope()
-    totals = Inference(model, estimates=True).follow(model.graph, scope)
+    Inference(model).follow(model.graph, scope)
     assert {key: scope.values.get(key) for key in expected} == expected
-    assert (totals.macs.total(), totals.unknown) == (case.macs, {})
 
 
 def test_every_operator_with_a_kernel_has_a_case() -> None:
@@ -272,7 +254,6 @@ def test_operators_without_a_kernel_have_the_shapes_of_their_documentation() -> 
         weight = Value((D, N), TensorProto.FLOAT16)
         inputs = [x, weight if op_type == "GemmFastGelu" else ids]
         assert row.infer(Call(row.named(inputs), {})) == outputs
-    assert OPERATORS[MICROSOFT, "GemmFastGelu"].macs is not None
 
 
 @pytest.mark.parametrize("opset", [17, 20])

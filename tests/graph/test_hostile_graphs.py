@@ -1,4 +1,4 @@
-"""What a run costs is told in seconds and megabytes, or refused, whatever a model was made to do to whoever asks."""
+"""Shapes are inferred in seconds and megabytes, whatever a model was made to do to whoever asks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtool.cli.streams import json_document
-from onnxtool.errors import ModelFileError
-from onnxtool.stats import Shape, describe_model
-from onnxtool.summary.figures import Cost
+from onnxtool.graph.shapes import infer_values
 from tests.graphs import value
 
 X = value("x", ["batch", 8])
@@ -34,12 +31,6 @@ def save(path: Path, nodes: list[Any], initializers: list[Any] | None = None, **
     graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers)
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("local", 1)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions), path)
-
-
-def cost_of(path: Path) -> Cost:
-    cost = describe_model(path, Shape(2, 5)).cost
-    assert cost is not None
-    return cost
 
 
 def body(*nodes: Any, inputs: Any = (), output: str = "z") -> Any:
@@ -97,7 +88,7 @@ def test_a_bomb_costs_little(tmp_path: Path, bomb: Callable[[Path], None]) -> No
     """In a process of little memory and time."""
     bomb(tmp_path / "bomb.onnx")
     limits = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({LIMIT_BYTES}, {LIMIT_BYTES}))"
-    run = "import sys; sys.argv[1:] = ['stats', 'bomb.onnx', '--batch_size', '1']; from onnxtool.cli import run; run()"
+    run = "import onnx; from onnxtool.graph.shapes import infer_values; infer_values(onnx.load('bomb.onnx'))"
     done = subprocess.run(
         [sys.executable, "-c", f"{limits}; {run}"],
         cwd=tmp_path,
@@ -125,50 +116,13 @@ def test_a_wrong_loop_is_an_unknown_node(tmp_path: Path, name: str) -> None:
     """And no traceback."""
     node, tensors = WRONG[name]
     save(tmp_path / "model.onnx", [node], list(tensors))
-    assert cost_of(tmp_path / "model.onnx").unknown_ops == {node.op_type: 1}
-
-
-def test_a_cost_beyond_all_numbers_is_refused(tmp_path: Path) -> None:
-    """Thirty loops inside of each other, of 2 ** 31 runs each, around a product of 2 ** 186."""
-    graph = body(helper.make_node("MatMul", ["w", "w"], ["z"]))
-    for _ in range(30):
-        graph = body(helper.make_node("Loop", ["n", ""], ["z"], body=graph), inputs=[value("i", []), value("k", [])])
-    save(
-        tmp_path / "model.onnx",
-        [helper.make_node("Loop", ["n", ""], ["y"], body=graph)],
-        [numbers("n", 1 << 40)],
-        inputs=[value("w", [1 << 62, 1 << 62])],
-    )
-    with pytest.raises(ModelFileError, match="more than a number of 64 bits can say"):
-        cost_of(tmp_path / "model.onnx")
+    found = infer_values(onnx.load(tmp_path / "model.onnx")).values
+    assert found["x"].shape == ("batch", 8)
+    assert found.get("y") is None or found["y"].shape is None
 
 
 def test_a_division_by_zero_prints_no_warning(tmp_path: Path) -> None:
     """Warnings are errors here; numpy's would stand on the user's stderr."""
     nodes = [helper.make_node("Div", ["a", "b"], ["c"]), helper.make_node("Relu", ["x"], ["y"])]
     save(tmp_path / "model.onnx", nodes, [numbers("a", [1, 2]), numbers("b", [0, 0])])
-    assert cost_of(tmp_path / "model.onnx").num_unknown_nodes == 0
-
-
-def external(path: Path, location: str, *, data_location: int = TensorProto.EXTERNAL, length: str = "8") -> None:
-    tensor = TensorProto(name="sizes", data_type=TensorProto.INT64, dims=[1], data_location=data_location)
-    for key, text in {"location": location, "length": length}.items():
-        tensor.external_data.add(key=key, value=text)
-    save(path, [helper.make_node("Reshape", ["x", "sizes"], ["y"])], [tensor])
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
-@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
-def test_numbers_behind_a_link_are_read(tmp_path: Path, link: str) -> None:
-    """A cache of downloads is full of links, which stay in the folder here."""
-    (tmp_path / "real.bin").write_bytes(np.array([16], np.int64).tobytes())
-    getattr(tmp_path / "link.bin", link)(tmp_path / "real.bin")
-    external(tmp_path / "model.onnx", "link.bin")
-    assert cost_of(tmp_path / "model.onnx").activation_bytes == 16 * 4
-
-
-def test_a_path_that_nobody_checked_is_not_read(tmp_path: Path) -> None:
-    """External data of a tensor that does not say it has any is none: not even where it leads elsewhere."""
-    external(tmp_path / "model.onnx", "../secret.bin", data_location=TensorProto.DEFAULT)
-    report = describe_model(tmp_path / "model.onnx", Shape(2, 5))
-    assert "secret" not in json_document(report)
+    assert infer_values(onnx.load(tmp_path / "model.onnx")).values["y"].shape == ("batch", 8)
