@@ -54,13 +54,6 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = {
         {**_TEXT, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8},
         text,
     ),
-    "GPT-2": (
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2},
-        cacheless,
-    ),
-    "Gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**_GROUPED, "sliding_window": 4}, cacheless),
     "T5": (
         "T5ForConditionalGeneration",
         "T5Config",
