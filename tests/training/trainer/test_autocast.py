@@ -23,17 +23,10 @@ def rms(errors: list[torch.Tensor]) -> float:
     return float(torch.stack(errors).square().mean().sqrt())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "reasons"),
-    [(torch.bfloat16, {"onnxruntime has no bfloat16 kernels for the CPU"}), (torch.float16, set())],
-)
-def test_the_error_of_half_precision_is_eagers(
-    dtype: torch.dtype, reasons: set[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_error_of_half_precision_is_eagers(caplog: pytest.LogCaptureFixture) -> None:
     """Against float64, over several batches: at most 1.2 of eager autocast's, of the loss and of the gradients.
 
-    The report says where products are computed: in onnxruntime, or in PyTorch and why.
+    The report says that products are computed in onnxruntime; those of bfloat16 are in test_ort_trainer.py.
     """
     caplog.set_level(logging.WARNING, logger="onnxtool")
     torch.manual_seed(0)
@@ -48,7 +41,7 @@ def test_the_error_of_half_precision_is_eagers(
         for model in (ours, eager, exact):
             model.zero_grad()
         expected = exact(**batch).loss
-        with torch.autocast("cpu", dtype=dtype):
+        with torch.autocast("cpu", dtype=torch.float16):
             theirs, loss = eager(**batch).loss, module(batch)
         for value in (expected, theirs, loss):
             value.backward()
@@ -58,6 +51,5 @@ def test_the_error_of_half_precision_is_eagers(
         errors["eager gradient"].append((gradients(eager) - gradients(exact)).norm())
     assert 0 < rms(errors["gradient"]) <= 1.2 * rms(errors["eager gradient"])
     assert rms(errors["loss"]) <= 1.2 * rms(errors["eager loss"])
-    in_pytorch = [node for graph in module.explain().graphs for node in graph.eager if node.operator in PRODUCTS]
-    assert {node.reason for node in in_pytorch} == reasons
+    assert not [node for graph in module.explain().graphs for node in graph.eager if node.operator in PRODUCTS]
     assert not caplog.messages  # no session failed
