@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, DataCollatorWithFlattening, Trainer
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, DataCollatorWithFlattening
 
 from onnxtool.errors import TrainingError
-from onnxtool.training import ModuleWithLoss, OrtTrainer
+from onnxtool.training import ModuleWithLoss
 from onnxtool.training.trainer.packed_documents import PackedDocuments
 from tests.training.trainer.language_models import require_same_step, step_of
-from tests.training.trainer.trainers import (
-    VOCABULARY,
-    Example,
-    classified,
-    decoder,
-    require_same_training,
-    trainer_of,
-)
+from tests.training.trainer.trainers import VOCABULARY, Example, decoder
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -61,18 +53,6 @@ def test_documents_in_a_sequence_do_not_see_each_other() -> None:
         require_same_step(ours, step_of(partial(alone, oracle, texts), oracle))
     assert [graph.kind for graph in module.explain().graphs] == ["forward", "backward"]
     assert module.backend.execution_count == 6
-
-
-def test_a_trainer_packs_with_transformers_collator(tmp_path: Path) -> None:
-    """Batches of changing lengths."""
-    examples = [{"input_ids": one["input_ids"]} for one in classified(16, lengths=(5, 9, 7))]
-    collator = DataCollatorWithFlattening()
-    plain = trainer_of(Trainer, decoder(), examples, tmp_path, data_collator=collator)
-    ours = trainer_of(OrtTrainer, decoder(), examples, tmp_path, data_collator=collator, dynamic=True)
-    plain.train()
-    ours.train()
-    assert isinstance(ours, OrtTrainer)
-    require_same_training(plain, ours)
 
 
 def masked_model() -> torch.nn.Module:
