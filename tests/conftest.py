@@ -44,7 +44,7 @@ COSTLY = (
     *("test_check_cuda.py", "test_guarded.py", "runtime/test_probation.py", "checkpoint/test_chat_templates.py"),
     *("model_file/test_wire_malformed.py", "optimize/quantization/test_written.py"),
     *("optimize/test_backend_suite.py", "cli/test_stats_formats.py", "cli/test_encode.py"),
-    *("test_pipeline.py", "test_sentence_transformers.py", "test_interruption.py"),
+    *("test_sentence_transformers.py", "test_interruption.py"),
     *("model_file/test_wire_fuzz.py", "model_file/test_wire_hostile.py", "training/artifacts/test_lora.py"),
     *("training/graphs/test_ignored_rows.py", "training/graphs/test_modes.py", "export/test_tokens.py"),
     *("export/test_modalities.py", "cli/test_infer_benchmark.py", "encoding/test_resume.py"),
