@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
+from onnxtool.model_file import ModelFile
+from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.passes.attention import attention
 from onnxtool.optimize.passes.duplicates import common_subexpressions
 from onnxtool.optimize.passes.fold_constants import fold_constants
 from onnxtool.optimize.passes.input_sizes import input_sizes
 from onnxtool.optimize.passes.products import einsum_products
+from tests import generators
 from tests.optimize.passes.builders import apply, assert_left_alone
 from tests.optimize.passes.exports import ARCHITECTURES, ask, ask_torch, export
 from tests.workshop import Workshop
 
 # Those that transformers' two forms of attention mask otherwise.
 SDPA = ("bert", "gpt2", "llama", "mistral", "modernbert", "vit")
-# dynamo takes ten seconds a model, so these stand for all: each masks, moves heads or biases in another way. BERT's
-# attention is that of the exports in tests/optimize/test_optimize.py.
-BY_DYNAMO = [("llama", "sdpa"), ("t5", "eager")]
-BY_TORCHSCRIPT = [(name, "eager") for name in ARCHITECTURES] + [(name, "sdpa") for name in SDPA]
-WAYS = [("torchscript", *way) for way in BY_TORCHSCRIPT] + [("dynamo", *way) for way in BY_DYNAMO]
+WAYS = [(name, "eager") for name in ARCHITECTURES] + [(name, "sdpa") for name in SDPA]
 # One architecture for each kind of mask.
 MASKED = ("bert", "deberta-v2", "modernbert", "gpt-neo", "gpt2", "llama", "mistral", "t5")
 # Which architectures need their masks as a bias, and which see what comes before alone.
@@ -34,9 +35,9 @@ CAUSAL = {"gpt2", "llama", "qwen3"}
 SEES_LATER = "openai-gpt"
 
 
-def settled(workshop: Workshop, exporter: str, name: str, form: str) -> ir.Model:
-    """Return an export on which the passes have run that run before."""
-    model = export(workshop, name, exporter, form)
+def settled(workshop: Workshop, name: str, form: str) -> ir.Model:
+    """Return an export by TorchScript on which the passes have run that run before."""
+    model = export(workshop, name, "torchscript", form)
     for step in (fold_constants, input_sizes, common_subexpressions, einsum_products):
         apply(step, model)
     return model
@@ -47,14 +48,11 @@ def distance(found: NDArray[np.float32], expected: NDArray[np.float32], real: ND
     return float(np.abs(found - expected)[real].max() / np.abs(expected[real]).max())
 
 
-@pytest.mark.parametrize(
-    ("exporter", "name", "form"),
-    [pytest.param(*way, marks=[pytest.mark.slow] if way[0] == "dynamo" else []) for way in WAYS],
-)
-def test_every_attention_of_an_architecture_is_fused(workshop: Workshop, exporter: str, name: str, form: str) -> None:
+@pytest.mark.parametrize(("name", "form"), WAYS)
+def test_every_attention_of_an_architecture_is_fused(workshop: Workshop, name: str, form: str) -> None:
     """With masks by their kinds, and the numbers of PyTorch for padding on either side and holes."""
     architecture = ARCHITECTURES[name]
-    model = settled(workshop, exporter, name, form)
+    model = settled(workshop, name, form)
     assert len(list(match_roots(model.graph))) == architecture.num_layers
     if name == SEES_LATER:  # padding before a text sees later keys, as in no fused operator
         assert_left_alone(attention, model, f"{architecture.num_layers} left alone: two masks")
@@ -62,7 +60,7 @@ def test_every_attention_of_an_architecture_is_fused(workshop: Workshop, exporte
     outcome = apply(attention, model)
     assert (outcome.num_changes, outcome.note) == (architecture.num_layers, "")
     assert not list(match_roots(model.graph))
-    if (exporter, form) == ("torchscript", "eager") and name in MASKED:
+    if form == "eager" and name in MASKED:
         assert_masks(model, name)
 
     feeds = architecture.feeds()
@@ -88,8 +86,17 @@ def assert_masks(model: ir.Model, name: str) -> None:
         assert set(causal) == {name in CAUSAL}
 
 
+def test_those_of_the_other_exporter_are_fused(workshop: Workshop, tmp_path: Path) -> None:
+    """Of a decoder with a cache; BERT's are fused in tests/optimize/test_optimize.py."""
+    source = generators.exported(workshop, "llama")
+    assert ModelFile.open(source).metadata["onnxtool.exporter"] == "dynamo"
+    report = optimize_model(OptimizeOptions(source, output=tmp_path / "o.onnx", timing=False))
+    assert report.verification is not None
+    assert [(one.expected, one.found) for one in report.fusions if one.kind == "attention"] == [(2, 2)]
+
+
 def test_nothing_is_left_to_fuse_the_second_time(workshop: Workshop) -> None:
     """Behind an operator of onnxruntime shapes are known as well."""
-    model = settled(workshop, "torchscript", "deberta-v2", "eager")
+    model = settled(workshop, "deberta-v2", "eager")
     assert apply(attention, model).num_changes == 2
     assert_left_alone(attention, model)
