@@ -133,7 +133,11 @@ def test_the_card_states_size_and_error_of_each_file(exported: tuple[Path, Varia
 def test_a_card_does_not_call_verified_what_was_not_compared(workshop: Workshop, tmp_path: Path) -> None:
     """Neither the export nor the files beside it."""
     checkpoint, folder = workshop.checkpoint("tiny-encoder"), tmp_path / "m"
-    report = export_variants(ExportOptions(checkpoint, target="vespa", output=folder, precisions="fp16", verify=False))
+    report = export_variants(
+        ExportOptions(
+            checkpoint, target="vespa", output=folder, precisions="fp16", verify=False, exporter="torchscript"
+        )
+    )
     assert report.variants[0].verification is None
     card = (folder / "README.md").read_text()
     assert "| the export, not verified |" in card
@@ -204,7 +208,9 @@ def test_weights_in_a_file_of_their_own_have_the_name_that_the_consumer_looks_fo
     assert settings == {"dtype": "fp32", "use_external_data_format": {"model.onnx": 1}}
     assert run(onnx_folder / "model.onnx", [101, 102]).shape == (2, 32)
     with pytest.raises(TargetError, match=r"weights of model_fp16.onnx need a file of their own"):
-        export_variants(ExportOptions(**{**vars(options), "precisions": "fp16", "verify": False}))
+        export_variants(
+            ExportOptions(**{**vars(options), "precisions": "fp16", "verify": False, "exporter": "torchscript"})
+        )
 
 
 def test_a_fault_between_conversion_and_file_leaves_no_folder(
