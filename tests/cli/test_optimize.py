@@ -65,7 +65,7 @@ def test_every_format_has_the_report(exported: Path) -> None:
 def test_unfused_attention_fails_where_it_is_required(workshop: Workshop, tmp_path: Path) -> None:
     """Exit 1, the figure, and a way out; no file."""
     path = tmp_path / "capped.onnx"
-    write_inline(export(workshop, CAPPED, "torchscript", "eager"), path)
+    write_inline(export(workshop, CAPPED, "eager"), path)
     done = run_onnxtool(Path(), "optimize", "--model_path", path, "--require_fusion", "--output", tmp_path / "o.onnx")
     assert done.returncode == 1
     assert "0 of 2 attentions are fused" in done.stderr

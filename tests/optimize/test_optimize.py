@@ -101,7 +101,7 @@ def test_an_attention_that_is_left_alone_is_noted_and_fails_where_fusion_is_requ
 ) -> None:
     """No fused operator caps its scores as Gemma 2 does; the rest of the model is optimized, or no file is left."""
     path = tmp_path / "capped.onnx"
-    write_inline(export(workshop, CAPPED, "torchscript", "eager"), path)
+    write_inline(export(workshop, CAPPED, "eager"), path)
     with pytest.raises(FusionError, match="0 of 2 attentions are fused.*capped by a Tanh"):
         optimize_model(OptimizeOptions(path, require_fusion=True))
     assert list(tmp_path.iterdir()) == [path]

@@ -175,18 +175,18 @@ _REFUSED = {
 }
 
 
-def export(workshop: Workshop, name: str, exporter: str, attention: str) -> ir.Model:
-    """Return the graph of an architecture as this project exports it, from the disk where it was made before."""
+def export(workshop: Workshop, name: str, attention: str) -> ir.Model:
+    """Return the graph of an architecture as TorchScript traces it, from the disk where it was made before."""
     architecture = (ARCHITECTURES | _REFUSED)[name]
-    path = workshop.folder / "architectures" / f"{name}-{architecture.num_layers}-{exporter}-{attention}.onnx"
+    path = workshop.folder / "architectures" / f"{name}-{architecture.num_layers}-{attention}.onnx"
     path.parent.mkdir(exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
-            write_inline(_export(architecture, exporter, attention), path)
+            write_inline(_export(architecture, attention), path)
     return load_model(path)
 
 
-def _export(architecture: Architecture, exporter: str, attention: str) -> ir.Model:
+def _export(architecture: Architecture, attention: str) -> ir.Model:
     from onnxtool.export.signature import Signature, tidy, to_tensors
     from onnxtool.export.tracing import EXPORTERS, trace
 
@@ -196,7 +196,7 @@ def _export(architecture: Architecture, exporter: str, attention: str) -> ir.Mod
     signature = Signature(architecture.inputs, outputs)
     model = architecture.build(attention)
     sample = to_tensors(model, _feeds(architecture.inputs, _TRACED))
-    row = next(row for row in EXPORTERS if row.name == exporter)
+    row = next(row for row in EXPORTERS if row.name == "torchscript")
     graph = trace(row, model, sample, signature, None)
     tidy(graph, signature, model)
     return graph

@@ -37,7 +37,7 @@ SEES_LATER = "openai-gpt"
 
 def settled(workshop: Workshop, name: str, form: str) -> ir.Model:
     """Return an export by TorchScript on which the passes have run that run before."""
-    model = export(workshop, name, "torchscript", form)
+    model = export(workshop, name, form)
     for step in (fold_constants, input_sizes, common_subexpressions, einsum_products):
         apply(step, model)
     return model

@@ -130,7 +130,7 @@ def test_numbers_that_are_looked_up_one_by_one_have_no_equal_halves() -> None:
 def test_queries_and_keys_of_every_layer_are_rotated_so(workshop: Workshop, name: str) -> None:
     """And what comes out is what PyTorch computes, on padding on either side."""
     architecture = ARCHITECTURES[name]
-    model = settled(workshop, "torchscript", name, "eager")
+    model = settled(workshop, name, "eager")
     assert apply(rotary_embedding, model).num_changes == 2 * architecture.num_layers
     assert apply(attention, model).num_changes == architecture.num_layers
     fused = [node for node in model.graph if node.op_type in ("Attention", "MultiHeadAttention")]
