@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxtool.autodiff.builder import Builder, Tensor, UnknownDtypeError, sum_to
 from onnxtool.autodiff.expansion import check_prepared, expand_functions, known_branch, replace_sequences
-from onnxtool.autodiff.rules import NON_DIFFERENTIABLE, QUANTIZERS, READERS, RULES
+from onnxtool.autodiff.rules import NON_DIFFERENTIABLE, RULES
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
 from onnxtool.autodiff.rules.tensor import add_up
 from onnxtool.errors import GradientError
@@ -94,11 +94,11 @@ class Flow:
 
 
 def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
-    """Return whether a node's integer outputs are quantized numbers, which a gradient flows through.
+    """Return whether a node's integer outputs are quantized numbers: without a gradient, and not constant either.
 
     Most operators' integers are indices, steps or sizes; an operator unknown to ONNX may output any kind.
     """
-    if node.domain or (node.domain, node.op_type) in QUANTIZERS:
+    if node.domain or node.op_type == "QuantizeLinear":
         return True
     read = reads(node)
     kinds = [value.dtype for index in reached if (value := read[index]) is not None]
@@ -256,9 +256,6 @@ class _ReverseSweep:
         for place, gradient in enumerate(back.gradients):
             if gradient is not None and place not in rule.outputs:
                 raise Refusal(f"not through its output {place}")
-        kind = value.value.dtype
-        if kind is not None and kind.is_integer() and (back.node.domain, back.node.op_type) not in READERS:
-            raise Refusal(f"its input {back.index} is of quantized numbers")
         gradient = rule.gradient(back.index)(back)
         if rule.broadcasts:
             gradient = sum_to(self._build, gradient, of=back.y(), to=value)
@@ -286,8 +283,10 @@ def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: Flow) -> GradientErr
     places = {value for node in nodes for value in reads(node)}
     reaching = frozenset().union(*(flow.reaching.get(value, ()) for value in places if value is not None))
     names = [str(source.name) for source in flow.sources if source.name in reaching]
+    fused = any(node.domain == "com.microsoft" for node in nodes)
     return GradientError(
         f"no gradient for {'; '.join(lines)}",
+        f"{'take the file from before it was optimized; or ' if fused else ''}"
         f"freeze the parameters behind {'it' if len(nodes) == 1 else 'them'}: {', '.join(names)}; "
         "or add a rule in onnxtool/autodiff/rules/",
     )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
 from onnxtool.cli.choices import PathType
 from onnxtool.cli.options import (
-    FORMATS,
     Result,
     derived_options,
     dry_run_option,
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 @derived_options(options=EvaluateOptions)
 @click.option("--save_run", type=PathType("file"), metavar="FILE", help="Write the ranked results in TREC run format.")
 @dry_run_option
-@result_options([*FORMATS, "html"], "; html is one page with a chart of quality against time")
+@result_options()
 def command(
     options: EvaluateOptions,
     *,
@@ -72,18 +70,13 @@ def command(
         return 0
     with progress(quiet=result.quiet):
         report = evaluate_model(model_path, data, options, run_path=save_run, force=result.force)
-    if result.format_name == "html":
-        result.write(evaluation_page(report))
-    else:
-        result.emit(report, evaluation_blocks(report))
+    result.emit(report, evaluation_blocks(report))
     for gate in report.gates:
         if gate.met:
             say(f"gate failed: {gate.text}")
     return 0 if report.passed else 1
 
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 420, 240, 56, 28, 44
-_MARGIN = 0.25  # of the range, around what is drawn
 _TEXT_OF_A_QUERY = 70
 
 
@@ -172,88 +165,3 @@ def _terms(system: SystemReport) -> list[tuple[str, str]]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _TEXT_OF_A_QUERY else f"{text[:_TEXT_OF_A_QUERY]}…"
-
-
-class _Point(NamedTuple):
-    """A system: its name, its cost, its quality with the interval, and its color."""
-
-    name: str
-    cost: float
-    cost_text: str
-    mean: float
-    low: float
-    high: float
-    color: str
-
-
-def evaluation_page(report: EvaluationReport) -> str:
-    """Write an evaluation as an HTML page."""
-    from onnxtool.cli.page import blocks_page
-
-    gates = [gate.text for gate in report.gates if gate.met]
-    title = f"{report.model.name} on {report.data}"
-    return blocks_page(title, evaluation_blocks(report), gates, _charts(report))
-
-
-def _charts(report: EvaluationReport) -> str:
-    """Plot the first measure against query time, and against file size."""
-    measure, ours = next(iter(report.measures.items()))
-    systems = [(report.model, ours.mean, ours.low, ours.high, "var(--model)")]
-    if report.against is not None:
-        base = report.against.measures[measure].base
-        systems.append((report.against.base, base, base, base, "var(--base)"))
-    times, sizes = [], []
-    for system, mean, low, high, color in systems:
-        if system.query_ms is not None:
-            text = format_duration(system.query_ms)
-            times.append(_Point(system.name, system.query_ms, text, mean, low, high, color))
-        if system.size_bytes is not None:
-            text = format_bytes(system.size_bytes)
-            sizes.append(_Point(system.name, system.size_bytes, text, mean, low, high, color))
-    drawn = [(times, f"{measure} and the time of a query"), (sizes, f"{measure} and the size of the file")]
-    return "\n".join(_chart(points, title) for points, title in drawn if points)
-
-
-def _chart(points: Sequence[_Point], title: str) -> str:
-    """Draw points with their intervals; the tables hold the same figures, which the label tells screen readers."""
-    most = max(point.cost for point in points) * (1 + _MARGIN)
-    low, high = min(point.low for point in points), max(point.high for point in points)
-    span = (high - low) or 0.1
-    low, high = low - _MARGIN * span, high + _MARGIN * span
-
-    def across(cost: float) -> float:
-        return _LEFT + cost / most * (_WIDTH - _LEFT)
-
-    def down(value: float) -> float:
-        return _TOP + (high - value) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-
-    from onnxtool.cli.page import render_template
-
-    names = _distinct([point.name for point in points])
-    lowest = max(points, key=lambda point: down(point.mean))
-    placed = [
-        (name, point, across(point.cost), down(point.mean), down(point.low), down(point.high), point is lowest)
-        for name, point in zip(names, points, strict=True)
-    ]
-    return render_template(
-        "chart.svg.jinja",
-        {},
-        title=title,
-        width=_WIDTH,
-        height=_HEIGHT,
-        left=_LEFT,
-        top=_TOP,
-        bottom=_HEIGHT - _BOTTOM,
-        marks=[(value, down(value)) for value in (low, (low + high) / 2, high)],
-        points=placed,
-    ).rstrip()
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Return the last parts of paths, as many as tell them apart."""
-    parts = [name.replace("\\", "/").rstrip("/").split("/") for name in names]
-    for count in range(1, max(map(len, parts))):
-        last = ["/".join(part[-count:]) for part in parts]
-        if len({*last}) == len(last):
-            return last
-    return ["/".join(part) for part in parts]

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table
 from onnxtool.cli.stats_blocks import Section, shown_rows
 from onnxtool.cli.streams import printable
 
@@ -32,38 +31,14 @@ def render_template(name: str, filters: Mapping[str, Callable[..., Any]], **valu
     return environment.get_template(name).render(**values)
 
 
-def blocks_page(title: str, blocks: Sequence[Block], gates: Sequence[str] = (), chart: str = "") -> str:
-    """Write the blocks of a report as an HTML page.
-
-    Args:
-        title: title of the page and of the content before the first heading.
-        blocks: the blocks shown in text and Markdown.
-        gates: the message of each failed gate.
-        chart: trusted markup, shown before the tables.
-    """
-    heading, sections, notes = "Summary", [], []
-    for block in blocks:
-        match block:
-            case Heading(text):
-                heading = text
-            case Note(text):
-                notes.append(text)
-            case Facts(rows):
-                sections.append(Section(heading, ("", ""), rows, is_whole=True, is_facts=True))
-            case Table(columns, rows, numbers):
-                sections.append(Section(heading, columns, rows, numbers=tuple(numbers), is_whole=True))
-    return sections_page(title, sections, gates, notes, chart)
-
-
 def sections_page(
     title: str,
     sections: Sequence[Section],
     gates: Sequence[str],
     notes: Sequence[str] = (),
-    chart: str = "",
     drawing: str = "",
 ) -> str:
-    """Write sections as an HTML page, below failed gates, notes and a chart; a drawing follows the first."""
+    """Write sections as an HTML page, below failed gates and notes; a drawing follows the first."""
     from markupsafe import Markup
 
     return render_template(
@@ -73,7 +48,6 @@ def sections_page(
         sections=sections,
         gates=gates,
         notes=notes,
-        chart=Markup(chart),  # noqa: S704  markup of our own
         drawing=Markup(drawing),  # noqa: S704  its template has escaped it
     )
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from onnxtool.autodiff.rules.contrib import ATTENTION, CONTRIB
-from onnxtool.autodiff.rules.conv import CONV, INTERPOLATION
+from onnxtool.autodiff.rules.conv import CONV
 from onnxtool.autodiff.rules.loss import LOSS
-from onnxtool.autodiff.rules.math import MATH, REDUCE
+from onnxtool.autodiff.rules.math import CONTRIB, MATH, REDUCE
 from onnxtool.autodiff.rules.nn import NN
-from onnxtool.autodiff.rules.quantization import QUANTIZATION, QUANTIZERS, READERS
 from onnxtool.autodiff.rules.recurrent import RECURRENT
 from onnxtool.autodiff.rules.rule import Rule
 from onnxtool.autodiff.rules.tensor import TENSOR
 
-__all__ = ["ALL_INPUTS", "NON_DIFFERENTIABLE", "QUANTIZERS", "READERS", "RULES"]
+__all__ = ["ALL_INPUTS", "NON_DIFFERENTIABLE", "RULES"]
 
 _STANDARD, _MICROSOFT = "", "com.microsoft"
 _TABLES = (
-    *((_STANDARD, table) for table in (MATH, TENSOR, REDUCE, NN, CONV, INTERPOLATION, LOSS, RECURRENT)),
-    *((_MICROSOFT, table) for table in (CONTRIB, ATTENTION)),
-    *((domain, QUANTIZATION) for domain in (_STANDARD, _MICROSOFT)),
+    *((_STANDARD, table) for table in (MATH, TENSOR, REDUCE, NN, CONV, LOSS, RECURRENT)),
+    (_MICROSOFT, CONTRIB),
 )
 
 # Keyed by domain and operator.
@@ -32,8 +29,7 @@ _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
 _SHAPES_AND_INDICES = ("ArgMax", "ArgMin", "EyeLike", "NonZero", "Shape", "Size")
 
 # By domain and operator, the inputs whose derivative is zero almost everywhere, or that count as constants. Integers
-# computed from floats are indices, steps or sizes and need no row here, and neither do booleans; only quantized
-# numbers carry a gradient, see `rules/quantization.py`.
+# computed from floats are indices, steps or sizes and need no row here, and neither do booleans.
 NON_DIFFERENTIABLE: dict[tuple[str, str], range | frozenset[int]] = {
     **{("", op_type): ALL_INPUTS for op_type in (*_PIECEWISE_CONSTANT, *_RANDOM, *_SHAPES_AND_INDICES)},
     ("", "CastLike"): frozenset((1,)),  # only its dtype is used

@@ -5,9 +5,7 @@ Letters: N samples, C channels, M output channels, G groups, X* the spatial axes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 
 import onnx_ir as ir
@@ -211,16 +209,6 @@ def _global_max_pool(n: Backward) -> Tensor:
     return hits * (n.dy / hits.sum(range(2, len(n.shape()))))
 
 
-CONV: dict[str, Rule] = {
-    "AveragePool": rule(_average_pool),
-    "Conv": rule(_conv_input, lambda n: kernel_gradient(n, n.x(0), n.dy, Window.of(n, n.sizes(1, 2))), bias_gradient),
-    "ConvTranspose": rule(_conv_transpose_input, _conv_transpose_kernel, bias_gradient),
-    "GlobalAveragePool": rule(_global_average_pool),
-    "GlobalMaxPool": rule(_global_max_pool),
-    "MaxPool": Rule((_max_pool,), num_outputs=2),
-}
-
-
 # Gradient of Resize: every interpolation is linear and acts on each axis separately, so it is one matrix per axis.
 #
 # The operator itself computes an axis's matrix from the identity matrix.
@@ -291,106 +279,12 @@ def _matrix(n: Backward, axis: int, place: int, bounds: Tensor | None) -> Tensor
     return resized.reshape(build.concat(size, [-1])).transpose([1, 0])
 
 
-# Gradient of GridSample: letters as above; P is the number of sampled points, over all output axes.
-
-
-@dataclass(frozen=True)
-class Corner:
-    """A neighbor of each point along one axis.
-
-    Attributes:
-        index: position on the axis, int64 [N, P].
-        weight: share of the sample, [N, P]; zero outside the image.
-        slope: derivative of the weight with respect to the grid, [N, P]; None if it is zero.
-    """
-
-    index: Tensor
-    weight: Tensor
-    slope: Tensor | None
-
-
-def _corners(n: Backward, grid: Tensor, size: Tensor) -> list[Corner]:
-    """Return the neighbors of the points `grid`, [N, P], along an axis with `size` elements, a float."""
-    build, aligned = n.build, bool(n.attribute("align_corners", 0))
-    last = size - 1.0
-    slope = (last if aligned else size) * 0.5
-    place = (grid + 1.0) * slope if aligned else (grid + 1.0) * slope - 0.5
-    padding = n.attribute("padding_mode", "zeros")
-    if padding == "reflection":
-        low = 0.0 if aligned else -0.5
-        span = last if aligned else size
-        span = build.op("Max", span, build.constant(1e-6, span.dtype))
-        away = build.op("Abs", place - low)
-        times = build.op("Floor", away / span)
-        rest, is_even = away - times * span, build.op("Mod", times, build.constant(2.0, size.dtype), fmod=1).equals(0.0)
-        turned = build.where(is_even, slope, -slope)
-        slope = turned * build.op("Sign", place - low)
-        place = build.op("Where", is_even, rest, span - rest) + low
-    if padding != "zeros":
-        slope = build.where(build.op("Or", place < 0.0, place > last), 0.0, slope)
-        place = build.op("Min", build.op("Max", place, build.constant(0.0, size.dtype)), last)
-    mode = n.attribute("mode", "linear")
-    if mode == "nearest":
-        whole: list[tuple[Tensor, Tensor | None, Tensor | None]] = [(build.op("Round", place), None, None)]
-    else:
-        before = build.op("Floor", place)
-        share = place - before
-        whole = [(before, 1.0 - share, -slope), (before + 1.0, share, slope)]
-    corners = []
-    for index, weight, change in whole:
-        is_inside = build.op("Not", build.op("Or", index < 0.0, index > last))
-        inside = is_inside.cast(size.dtype)
-        kept = build.where(is_inside, index, 0.0).cast(n.x(0).size().dtype)
-        corners.append(
-            Corner(kept, inside if weight is None else inside * weight, None if change is None else inside * change)
-        )
-    return corners
-
-
-def _grid_sample(n: Backward) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the image and the grid: the sum over all combinations of neighbors."""
-    if n.attribute("mode", "linear") in ("cubic", "bicubic"):
-        raise Refusal("with cubic interpolation")
-    build, rank = n.build, len(n.shape()) - 2
-    size, grid = n.x(0).size(), n.x(1)
-    channels = size.slice(0, 2)
-    image, dy = (tensor.reshape(build.concat(channels, [-1])) for tensor in (n.x(0), n.dy))
-    points = grid.reshape(build.concat(size.slice(0, 1), [-1, rank]))
-    axes = []
-    for axis in range(rank):
-        along = points.slice(rank - 1 - axis, rank - axis, axis=2)  # the grid has the last axis first
-        width = size.slice(axis + 2, axis + 3).cast(grid.dtype)
-        axes.append(_corners(n, build.op("Squeeze", along, build.axes([2])), width))
-    total = build.zeros(image.size(), image.dtype)
-    slopes: list[list[Tensor]] = [[] for _ in range(rank)]
-    for corners in product(*axes):
-        index = corners[0].index
-        for axis, corner in enumerate(corners[1:], 1):
-            index = index * size.slice(axis + 2, axis + 3) + corner.index
-        index = build.op("Unsqueeze", index, build.axes([1])).expand(dy.size())
-        weights = [corner.weight for corner in corners]
-        share = build.op("Unsqueeze", _multiplied(weights), build.axes([1])).cast(dy.dtype)
-        total = build.op("ScatterElements", total, index, dy * share, axis=2, reduction="add")
-        value = (dy * build.op("GatherElements", image, index, axis=2)).sum([1], keepdims=False).cast(grid.dtype)
-        for axis, corner in enumerate(corners):
-            if corner.slope is not None:
-                slopes[axis].append(_multiplied([value, corner.slope, *weights[:axis], *weights[axis + 1 :]]))
-    by_axis = [
-        build.op("Sum", *terms) if terms else build.zeros(points.size().slice(0, 2), grid.dtype) for terms in slopes
-    ]
-    stacked = build.op("Concat", *(build.op("Unsqueeze", one, build.axes([2])) for one in by_axis[::-1]), axis=2)
-    return total.reshape(size), stacked.reshape(grid.size())
-
-
-def _multiplied(factors: Sequence[Tensor]) -> Tensor:
-    result = factors[0]
-    for factor in factors[1:]:
-        result = result * factor
-    return result
-
-
-def _of_grid_sample(n: Backward) -> Tensor:
-    return n.build.once((n.node, "samples"), lambda: _grid_sample(n))[n.index]
-
-
-INTERPOLATION: dict[str, Rule] = {"GridSample": rule(_of_grid_sample, _of_grid_sample), "Resize": rule(_resize)}
+CONV: dict[str, Rule] = {
+    "AveragePool": rule(_average_pool),
+    "Conv": rule(_conv_input, lambda n: kernel_gradient(n, n.x(0), n.dy, Window.of(n, n.sizes(1, 2))), bias_gradient),
+    "ConvTranspose": rule(_conv_transpose_input, _conv_transpose_kernel, bias_gradient),
+    "GlobalAveragePool": rule(_global_average_pool),
+    "GlobalMaxPool": rule(_global_max_pool),
+    "MaxPool": Rule((_max_pool,), num_outputs=2),
+    "Resize": rule(_resize),
+}

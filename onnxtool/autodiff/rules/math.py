@@ -1,4 +1,4 @@
-"""Gradients of elementwise arithmetic and functions, and of reductions."""
+"""Gradients of elementwise arithmetic and functions, also fused ones of onnxruntime, and of reductions."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def _mod_divisor(n: Backward) -> Tensor:
 
 def _gelu(n: Backward) -> Tensor:
     x = n.x(0)
-    slope = tanh_gelu_slope(n, x) if n.attribute("approximate", "none") == "tanh" else gelu_slope(n, x)
+    slope = _tanh_gelu_slope(n, x) if n.attribute("approximate", "none") == "tanh" else _gelu_slope(n, x)
     return n.dy * slope
 
 
-def gelu_slope(n: Backward, x: Tensor) -> Tensor:
+def _gelu_slope(n: Backward, x: Tensor) -> Tensor:
     """Return the derivative of `x * cdf(x)`: `cdf(x) + x * pdf(x)`.
 
     Dividing by `exp(u^2)` avoids negating the exponent, which is a pass over all elements; it overflows to infinity
@@ -88,7 +88,7 @@ def half_and_half(n: Backward, x: Tensor) -> Tensor:
     return 0.5 + 0.5 * x
 
 
-def tanh_gelu_slope(n: Backward, x: Tensor) -> Tensor:
+def _tanh_gelu_slope(n: Backward, x: Tensor) -> Tensor:
     """Return the derivative of `x * sigmoid(2 u)` with `u = sqrt(2 / pi) * (x + 0.044715 x^3)`."""
     scale, cubic = math.sqrt(2 / math.pi), 0.044715
     square = x * x
@@ -140,6 +140,23 @@ MATH: dict[str, Rule] = {
         lambda n: n.build.where(n.x(0), n.dy, 0.0),
         lambda n: n.build.where(n.x(0), 0.0, n.dy),
     ),
+}
+
+
+def _quick_gelu(n: Backward) -> Tensor:
+    scaled = n.x(0) * n.attribute("alpha", 1.702)
+    gate = n.build.op("Sigmoid", scaled)
+    return n.dy * (gate + gate * (1.0 - gate) * scaled)
+
+
+# Operators of onnxruntime with a gradient in onnxruntime-training; FakeQuant and ScaledSum are in its builds alone.
+CONTRIB: dict[str, Rule] = {
+    "BiasGelu": broadcasting(*[lambda n: n.dy * _gelu_slope(n, n.x(0) + n.x(1))] * 2),
+    "FakeQuant": Rule((lambda n: n.build.where(n.y(1), n.dy, 0.0),), num_outputs=2),  # zero for out-of-range elements
+    "FastGelu": broadcasting(*[lambda n: n.dy * _tanh_gelu_slope(n, n.x(0) + n.x(1) if n.has(1) else n.x(0))] * 2),
+    "Gelu": rule(lambda n: n.dy * _gelu_slope(n, n.x(0))),
+    "QuickGelu": rule(_quick_gelu),
+    "ScaledSum": Rule((lambda n: n.dy * n.attribute(f"scale_{n.index}", 1.0),), variadic=True),
 }
 
 

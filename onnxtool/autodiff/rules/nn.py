@@ -17,7 +17,7 @@ from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
 _RUNNING_MEAN = 3
 
 
-def swapped(tensor: Tensor, rank: int) -> Tensor:
+def _swapped(tensor: Tensor, rank: int) -> Tensor:
     """Transpose each matrix in a batch."""
     return tensor.transpose([*range(rank - 2), rank - 1, rank - 2])
 
@@ -36,8 +36,8 @@ def _matmul_left(n: Backward) -> Tensor:
     if len(b) == 2 and len(a) > 1:
         product = n.build.op("Gemm", _rows(n, n.dy, b[1], len(a)), n.x(1), transB=1)
         return product if len(a) == 2 else product.reshape(n.x(0).size())
-    left, right, dy = as_matrices(n)
-    return summed_factor(n, dy @ swapped(right, max(len(b), 2)), [*a[:-1], a[-1]], left)
+    left, right, dy = _as_matrices(n)
+    return _summed_factor(n, dy @ _swapped(right, max(len(b), 2)), [*a[:-1], a[-1]], left)
 
 
 def _matmul_right(n: Backward) -> Tensor:
@@ -46,11 +46,11 @@ def _matmul_right(n: Backward) -> Tensor:
         # One product over all rows of the batch, instead of a batch of products that must be summed.
         left = _rows(n, n.x(0), a[-1] if isinstance(a[-1], int) else b[0], len(a))
         return n.build.op("Gemm", left, _rows(n, n.dy, b[1], len(a)), transA=1)
-    left, right, dy = as_matrices(n)
-    return summed_factor(n, swapped(left, max(len(a), 2)) @ dy, b, right)
+    left, right, dy = _as_matrices(n)
+    return _summed_factor(n, _swapped(left, max(len(a), 2)) @ dy, b, right)
 
 
-def as_matrices(n: Backward) -> tuple[Tensor, Tensor, Tensor]:
+def _as_matrices(n: Backward) -> tuple[Tensor, Tensor, Tensor]:
     """Return both factors of a product and its gradient with at least two axes, as MatMul treats them internally."""
     left, right, dy = n.x(0), n.x(1), n.dy
     if len(n.shape(1)) == 1:
@@ -61,7 +61,7 @@ def as_matrices(n: Backward) -> tuple[Tensor, Tensor, Tensor]:
     return left, right, dy
 
 
-def summed_factor(n: Backward, gradient: Tensor, shape: Sequence[Dimension], factor: Tensor) -> Tensor:
+def _summed_factor(n: Backward, gradient: Tensor, shape: Sequence[Dimension], factor: Tensor) -> Tensor:
     """Sum over the batch axes along which the factor was repeated."""
     original = n.x(n.index)
     if factor.value is not original.value:  # a vector, which broadcasts along the whole batch
@@ -113,7 +113,7 @@ def _log_softmax(n: Backward) -> Tensor:
     return n.dy - n.build.op("Exp", n.y()) * total
 
 
-def normalized_gradient(slope: Tensor, normalized: Tensor, deviation: Tensor, axes: Sequence[int]) -> Tensor:
+def _normalized_gradient(slope: Tensor, normalized: Tensor, deviation: Tensor, axes: Sequence[int]) -> Tensor:
     """Return the gradient of `(x - mean) * deviation` with respect to x.
 
     Args:
@@ -147,7 +147,7 @@ def _layer_norm_forward(n: Backward) -> tuple[Tensor, ...]:
     return n.build.ops("LayerNormalization", n.x(0), n.x(1), bias, outputs=3, axis=axis, epsilon=epsilon)
 
 
-def rms_gradient(slope: Tensor, x: Tensor, deviation: Tensor, axes: Sequence[int]) -> Tensor:
+def _rms_gradient(slope: Tensor, x: Tensor, deviation: Tensor, axes: Sequence[int]) -> Tensor:
     """Return the gradient of `x * deviation` with respect to x, where deviation is the inverse root mean square."""
     normalized = x * deviation
     return (slope - normalized * (slope * normalized).mean(axes)) * deviation
@@ -181,7 +181,7 @@ def _batch_norm(n: Backward) -> Tensor:
     normalized, deviation = _statistics(n)
     if n.node.op_type == "BatchNormalization" and not n.attribute("training_mode", 0):
         return slope * deviation
-    return normalized_gradient(slope, normalized, deviation, _batch_axes(n))
+    return _normalized_gradient(slope, normalized, deviation, _batch_axes(n))
 
 
 def _channel_sums(n: Backward, tensor: Tensor) -> Tensor:
@@ -325,7 +325,9 @@ NN: dict[str, Rule] = {
     "InstanceNormalization": rule(_batch_norm, _scale_gradient, bias_gradient),
     "LayerNormalization": Rule(
         (
-            lambda n: normalized_gradient(n.dy * n.x(1), _layer_normalized(n), n.y(2).cast(n.dy.dtype), _layer_axes(n)),
+            lambda n: _normalized_gradient(
+                n.dy * n.x(1), _layer_normalized(n), n.y(2).cast(n.dy.dtype), _layer_axes(n)
+            ),
             lambda n: n.summed(n.dy * _layer_normalized(n), 1),
             lambda n: n.summed(n.dy, 2),
         ),
@@ -337,7 +339,7 @@ NN: dict[str, Rule] = {
     "MatMul": rule(_matmul_left, _matmul_right),
     "SimplifiedLayerNormalization": Rule(
         (
-            lambda n: rms_gradient(n.dy * n.x(1), n.x(0), n.y(1).cast(n.dy.dtype), _layer_axes(n)),
+            lambda n: _rms_gradient(n.dy * n.x(1), n.x(0), n.y(1).cast(n.dy.dtype), _layer_axes(n)),
             lambda n: n.summed(n.dy * (n.x(0) * n.y(1).cast(n.dy.dtype)), 1),
         ),
         num_outputs=2,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 from torch.nn.functional import (
     avg_pool1d,
@@ -12,14 +10,13 @@ from torch.nn.functional import (
     conv2d,
     conv3d,
     conv_transpose2d,
-    grid_sample,
     interpolate,
     max_pool1d,
     max_pool2d,
     pad,
 )
 
-from tests.autodiff.cases.case import Case, inside, integers, normal
+from tests.autodiff.cases.case import Case, integers, normal
 
 _PADS = [1, 2, 1, 2]
 
@@ -234,26 +231,5 @@ CONV = (
         lambda x, *_: interpolate(x[None], scale_factor=(1.5, 2), mode="bilinear")[0],
         {"mode": "linear", "axes": [2, 1]},
         note="of some axes",
-    ),
-    *(
-        Case(
-            "GridSample",
-            (normal(2, 3, *sizes), 1.5 * inside(2, *sizes[::-1], len(sizes))),
-            partial(grid_sample, mode=mode, padding_mode=padding, align_corners=aligned),
-            {
-                "mode": mode.replace("bi", ""),
-                "padding_mode": padding,
-                "align_corners": int(aligned),
-            },
-            note=f"{mode} {padding} {len(sizes)}",
-            reference=False,  # it computes in float32
-        )
-        for mode, padding, aligned, sizes in (
-            ("bilinear", "zeros", False, (4, 5)),
-            ("bilinear", "border", True, (4, 5)),
-            ("bilinear", "reflection", False, (3, 4, 5)),
-            ("bilinear", "reflection", True, (4, 5)),
-            ("nearest", "zeros", False, (4, 5)),
-        )
     ),
 )
