@@ -24,12 +24,11 @@ from onnxtool.cli.render import (
     format_duration,
     format_tensor,
 )
-from onnxtool.training.options import ForwardOptions, LoraOptions, PreparationOptions
+from onnxtool.training.options import ForwardOptions, PreparationOptions
 
 if TYPE_CHECKING:
     from onnxtool.training.artifacts.report import ArtifactReport, PhoneBuild
     from onnxtool.training.artifacts.verification import ArtifactVerification
-    from onnxtool.training.checkpoints.lora import Lora
 
 
 @click.command(
@@ -37,13 +36,12 @@ if TYPE_CHECKING:
     "--freeze 'distilbert.embeddings.*'",
 )
 @model_argument("model_path")
-@derived_options(options=PreparationOptions, forward=ForwardOptions, lora=LoraOptions)
+@derived_options(options=PreparationOptions, forward=ForwardOptions)
 @dry_run_option
 @report_options
 def command(
     options: PreparationOptions,
     forward: Callable[[], ForwardOptions] | None,
-    lora: Callable[[], LoraOptions] | None,
     *,
     dry_run: bool,
     format_name: str,
@@ -57,16 +55,10 @@ def command(
     if (options.model_path is None) == (forward is None):
         raise click.UsageError("pass one of --model_path and --model_name")
     source = click.get_current_context().get_parameter_source
-    for name in ("lora_targets", "lora_alpha"):
-        if lora is None and source(name) is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"--{name} applies to adapters, which --lora RANK adds")
     for field in fields(ForwardOptions):
         if forward is None and source(field.name) is not ParameterSource.DEFAULT:
             raise click.UsageError(f"--{field.name} applies to a checkpoint, which --model_name names")
-    adapters = lora and lora()
-    if adapters and not adapters.targets:
-        raise click.UsageError("--lora needs --lora_targets, such as '*.query.weight'; '*' lists what can be matched")
-    options = replace(options, forward=forward and forward(), lora=adapters)
+    options = replace(options, forward=forward and forward())
     from onnxtool.training.artifacts.preparation import plan_training, prepare_training
 
     if dry_run:
@@ -85,7 +77,6 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
         ("Optimizer", report.optimizer or "none"),
         ("Trained", f"{len(report.trained)} parameters, {report.num_trained} numbers"),
         ("Frozen", f"{len(report.frozen)} parameters, {report.num_frozen} numbers"),
-        *([] if report.lora is None else [("Adapters", _adapters(report.lora))]),
         ("Opset", str(report.opset)),
         ("Time", ", ".join(f"{stage} {format_duration(ms)}" for stage, ms in report.duration_ms.items())),
     ]
@@ -102,10 +93,6 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
         *_proof_blocks(report.proof),
         *(Note(note) for note in report.notes),
     ]
-
-
-def _adapters(lora: Lora) -> str:
-    return f"{len(lora.adapters)} of rank {lora.rank}, scaled by {lora.alpha:g} / {lora.rank}"
 
 
 def _phone_blocks(build: PhoneBuild | None) -> list[Block]:

@@ -67,48 +67,13 @@ class ForwardOptions(Options):
     allow_pickle: AllowPickle = False
 
 
-class LoraOptions(Options):
-    """Low-rank adapters for a model's products, trained instead of its weights.
-
-    Attributes:
-        rank: the rank r of each adapter.
-        targets: the products: patterns of weight names, or ends of module names.
-        alpha: adapters are scaled by alpha / r.
-        seed: seed for A, which is drawn as in PEFT; B is zero, so training starts from the unchanged model.
-    """
-
-    rank: Annotated[
-        int,
-        Option(
-            "Add adapters of this rank (LoRA), and train only these and the parameters named in --train.",
-            name="lora",
-            metavar="RANK",
-            minimum=1,
-        ),
-    ]
-    targets: Annotated[
-        Many[str],
-        Option(
-            "Products to add adapters to, by weight name or pattern, or as in PEFT by the end of the module name; "
-            "may be given several times.",
-            name="lora_targets",
-            metavar="PATTERN",
-        ),
-    ] = NOTHING
-    alpha: Annotated[
-        float, Option("Scale adapters by X / RANK.", name="lora_alpha", metavar="X", minimum=0, is_open=True)
-    ] = 8.0
-    seed: Annotated[int, Option(minimum=0)] = 0
-
-
 class PreparationOptions(Options):
     """The options of `onnxtool artifacts`.
 
     Attributes:
         model_path: an ONNX file; give this or `forward`.
         forward: a checkpoint to export.
-        train: names and patterns; empty for everything the loss depends on, or with `lora` for only the adapters.
-        lora: adapters to add.
+        train: names and patterns; empty for everything the loss depends on.
         loss: one of LOSS_NAMES.
         class_axis: the class axis of a cross entropy; None for 1 with a file, and for the last with a checkpoint.
         ignore_index: for a cross entropy; None for none with a file, and for -100 with a checkpoint.
@@ -119,13 +84,12 @@ class PreparationOptions(Options):
 
     model_path: Annotated[OptionalPath, Option("The forward model, an ONNX file.")] = UNSET
     forward: ForwardOptions | None = None
-    lora: LoraOptions | None = None
     train: Annotated[
         Many[str],
         Option(
             "Parameters to train, by name or pattern such as *.bias; may be given several times.",
             metavar="PATTERN",
-            default="all that the loss depends on, or only the adapters with --lora",
+            default="all that the loss depends on",
         ),
     ] = NOTHING
     freeze: Annotated[Many[str], Option("Parameters to freeze; may be given several times.", metavar="PATTERN")] = (

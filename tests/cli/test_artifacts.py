@@ -54,28 +54,11 @@ def test_wrong_names_and_wrong_usage_have_their_codes(tmp_path: Path, model: Pat
     assert "hint: did you mean fc1.weight" in done.stderr
     assert run_onnxtool(tmp_path, "artifacts").returncode == 2
     assert run_onnxtool(tmp_path, "artifacts", "--model_path", model, "--model_name", "x").returncode == 2
+    done = run_onnxtool(tmp_path, "artifacts", "--model_path", model, "--task", "fill-mask", "--quiet")
+    assert (done.returncode, "--task applies to a checkpoint" in done.stderr) == (2, True)
     done = run_onnxtool(tmp_path, "artifacts", "--model_path", tmp_path / "nothing.onnx", "--quiet")
     assert done.returncode == 1
     assert not (tmp_path / "perceptron-training").exists()
-
-
-def test_adapters_are_trained_in_place_of_weights(tmp_path: Path, model: Path) -> None:
-    """With what --train names; options of adapters without a rank are wrong usage, and so are none to adapt."""
-    output = ("artifacts", "--model_path", model, "--output", tmp_path / "out", "--quiet")
-    lora = ("--lora", "2", "--lora_targets", "fc1", "--lora_alpha", "3", "--train", "fc2.bias")
-    done = run_onnxtool(tmp_path, *output, *lora)
-    assert "Adapters: 1 of rank 2, scaled by 3 / 2" in done.stdout
-    assert "Trained: 3 parameters, 27 numbers" in done.stdout
-    for arguments, message in (
-        (("--lora_targets", "fc1"), "--lora RANK"),
-        (("--lora_alpha", "3"), "--lora RANK"),
-        (("--lora", "2"), "--lora_targets"),
-        (("--lora", "0", "--lora_targets", "fc1"), "0 is not in the range"),
-        (("--task", "fill-mask"), "--task applies to a checkpoint"),
-    ):
-        done = run_onnxtool(tmp_path, *output, *arguments)
-        assert done.returncode == 2
-        assert message in done.stderr
 
 
 @pytest.mark.slow
@@ -128,11 +111,6 @@ def test_a_checkpoint_becomes_artifacts_that_train(workshop: Workshop, tmp_path:
         (("--shift_labels",), "shifted with axis=-1", "ignore_index"),
         (("--loss", "none", "--ignore_index", "3"), "none has no classes", "leave them out"),
         (("--optimizer", "none", "--max_grad_norm", "1"), "no optimizer is written", "name one"),
-        (
-            ("--lora", "2", "--lora_targets", "*.bias"),
-            "matches fc1.bias, which is not a weight used only by products",
-            "fc1.weight",
-        ),
         (("--prefix", "../"), "'../' is a path", "artifact_directory"),
     ],
 )

@@ -10,7 +10,7 @@ from mypy import api
 from tests.docs.documents import ROOT, blocks, guides, name_of
 
 # Fragments around a model of the reader's own in PyTorch, which has no types.
-_FRAGMENTS = ("artifacts", "torch_backend", "trainer", "train_adapters", "train_splade", "onnxruntime_training")
+_FRAGMENTS = ("artifacts", "torch_backend", "trainer", "train_splade", "onnxruntime_training")
 
 
 @pytest.mark.slow

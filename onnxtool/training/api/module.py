@@ -21,8 +21,6 @@ from onnxtool.model_file.weights import load_model
 from onnxtool.options import checked
 from onnxtool.training.api.session import BoundSession, Buffer, Device, Layout, allocate
 from onnxtool.training.api.state import CheckpointState
-from onnxtool.training.checkpoints.lora import Lora
-from onnxtool.training.graphs.adapters import take_out_adapters
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
 
 
@@ -194,8 +192,6 @@ class Module:
     ) -> None:
         """Write an inference model with the current parameters; its outputs are the given values of the eval model.
 
-        Adapters are folded into the weights they belong to; `export_adapter` writes only the adapters.
-
         Raises:
             ArtifactError: there is no eval model, or it has no such value.
             OutputWriteError: the file cannot be written.
@@ -204,8 +200,7 @@ class Module:
             raise ArtifactError("an export needs the eval model", "pass eval_model_uri")
         self.state.check_complete()
         parameters = {name: self.read(name) for name in self.state.names()}
-        lora = self.state.lora()
-        _export(self._eval_path, parameters, graph_output_names, Path(inference_model_uri), lora)
+        _export(self._eval_path, parameters, graph_output_names, Path(inference_model_uri))
 
     @checked
     def read(self, name: str) -> NDArray[Any]:
@@ -313,15 +308,10 @@ def _listing(groups: dict[str, list[str]]) -> str:
     return "; ".join(parts) or "it is not a training model"
 
 
-def _export(
-    eval_model: Path, parameters: Mapping[str, NDArray[Any]], outputs: Sequence[str], path: Path, lora: Lora | None
-) -> None:
+def _export(eval_model: Path, parameters: Mapping[str, NDArray[Any]], outputs: Sequence[str], path: Path) -> None:
     """Write a model that computes `outputs` (values of the eval model), with the parameters as initializers."""
     model = load_model(ModelFile.open(eval_model).path)
     graph = model.graph
-    if lora is not None:
-        take_out_adapters(graph, lora)
-        parameters = {**parameters, **lora.folded(parameters)}
     values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     for name in outputs:
         if name not in values:

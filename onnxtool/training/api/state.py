@@ -11,10 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.errors import ArtifactError
-from onnxtool.model_file import staged
 from onnxtool.options import checked
 from onnxtool.training.checkpoints.checkpoint import Checkpoint, Format, Property, load_checkpoint, save_checkpoint
-from onnxtool.training.checkpoints.lora import CONFIG, Lora, write_peft
 
 
 class Memory(Protocol):
@@ -180,39 +178,6 @@ class CheckpointState:
             new.step, new.learning_rate = old.step, old.learning_rate
             new.moments = old.moments if state.memory is None else state.memory.moments() or old.moments
         save_checkpoint(new, Path(checkpoint_uri), format_name=format_name)
-
-    def lora(self) -> Lora | None:
-        """Return the adapters, or None if there are none.
-
-        Raises:
-            CheckpointError: the checkpoint's adapter property does not fit the parameters.
-        """
-        return Lora.of(self.checkpoint)
-
-    @checked
-    def export_adapter(
-        self, folder: str | os.PathLike[str], *, base_model: str | None = None, force: bool = False
-    ) -> None:
-        """Write the adapters in PEFT's format, `adapter_config.json` and `adapter_model.safetensors`.
-
-        Other trained parameters are included as modules that PEFT saves in full (`modules_to_save`).
-
-        Args:
-            folder: the output folder.
-            base_model: the hub id of the base model, which PEFT records.
-            force: replace existing files.
-
-        Raises:
-            ArtifactError: there are no adapters or no values, or PEFT has no place for a trained parameter.
-            OutputExistsError: a file exists and `force` is not set.
-            OutputWriteError: the files cannot be written.
-        """
-        lora = self.lora()
-        if lora is None:
-            raise ArtifactError("the checkpoint has no adapters", "make the artifacts with --lora, or export the model")
-        with staged(Path(folder) / CONFIG, force=force) as staging:
-            trained = list(self.checkpoint.trainable)
-            write_peft(staging.folder, lora, {name: self.read(name) for name in self.names()}, trained, base_model)
 
     def attach(self, memory: Memory) -> None:
         """Use the values in `memory` from now on; the arrays that were read keep only dtype and shape."""

@@ -9,6 +9,5 @@ from onnxtool.training.artifacts.generation import ArtifactOptions as ArtifactOp
 from onnxtool.training.artifacts.generation import ArtifactReport as ArtifactReport
 from onnxtool.training.artifacts.generation import generate_artifacts as generate_artifacts
 from onnxtool.training.artifacts.generation import make_artifacts as make_artifacts
-from onnxtool.training.options import LoraOptions as LoraOptions
 from onnxtool.training.options import LossType as LossType
 from onnxtool.training.options import OptimType as OptimType

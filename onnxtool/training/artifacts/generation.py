@@ -45,12 +45,9 @@ from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints import Checkpoint
 from onnxtool.training.checkpoints.checkpoint import write_checkpoint
-from onnxtool.training.checkpoints.lora import Lora
-from onnxtool.training.graphs.adapters import add_adapters
 from onnxtool.training.graphs.merged import Parameters
 from onnxtool.training.graphs.parameters import (
     FLOATS,
-    Selection,
     join_tied,
     matchable_parameters,
     select_parameters,
@@ -58,7 +55,7 @@ from onnxtool.training.graphs.parameters import (
 )
 from onnxtool.training.onnxblock.block import output_names
 from onnxtool.training.onnxblock.training import checkpoint_of
-from onnxtool.training.options import LoraOptions, LossType, OptimType, TrainingTarget
+from onnxtool.training.options import LossType, OptimType, TrainingTarget
 
 MAX_MODEL_BYTES = 2**31 - 2**20
 """Protocol buffers are limited to 2 GB."""
@@ -106,7 +103,6 @@ class ArtifactOptions:
         loss_input_names: the inputs of the loss; None for all outputs of the model.
         aliases: other names of tied parameters, which can also select them; stored in the checkpoint.
         parameters: the names that patterns match; None for all float initializers of more than one element.
-        lora: adapters to add and train; all parameters not named in requires_grad are then frozen.
         target: the platform to train on, if not Python; the files that a program there needs are also written.
         force: replace existing files.
         require_all: refuse parameters neither trained nor explicitly frozen, and loss inputs named as probabilities.
@@ -126,7 +122,6 @@ class ArtifactOptions:
     loss_input_names: Sequence[str] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     parameters: Sequence[str] | None = None
-    lora: LoraOptions | None = None
     target: TrainingTarget | None = None
     force: bool = False
     require_all: bool = False
@@ -146,12 +141,11 @@ def generate_artifacts(
     additional_output_names: Sequence[str] | None = None,
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
-    lora: LoraOptions | None = None,
     require_all: bool = False,
 ) -> ArtifactReport:
     """Write the artifacts of `model` to `artifact_directory`, replacing existing ones.
 
-    All arguments except the last two are the same as in onnxruntime-training; see `ArtifactOptions`.
+    All arguments except the last one are the same as in onnxruntime-training; see `ArtifactOptions`.
 
     Raises:
         ArtifactError: a name is not in the model, the loss is not a loss, …
@@ -174,7 +168,6 @@ def generate_artifacts(
             additional_output_names=additional_output_names,
             nominal_checkpoint=nominal_checkpoint,
             loss_input_names=loss_input_names,
-            lora=lora,
             require_all=require_all,
             force=True,
         )
@@ -195,21 +188,22 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     _check_model(model)
     data = "" if path is None else str(path.parent)
     found = Parameters.of(model, data) if options.parameters is None else None
-    tied = join_tied(model, data, options.parameters) if options.lora is None else {}
+    tied = join_tied(model, data, options.parameters)
     options = replace(options, aliases={**options.aliases, **tied})
     if found is not None:
         options = replace(options, parameters=found.matched())
     loss, optimizer = _loss_block(options, model), _optimizer_block(options)
-    model, lora = _with_adapters(model, options)
-    selection = _selection(model, options, lora)
-    left = single_numbers(model, selection, found.others) if lora is None and found is not None else []
+    selection = select_parameters(
+        model, options.requires_grad, options.frozen_params, options.parameters, options.aliases
+    )
+    left = [] if found is None else single_numbers(model, selection, found.others)
     stopwatch.lap("read")
     tell("differentiating")
     block = _Training(loss, options)
     with onnxblock.base(model, path):
         block.select(selection)
         block(*_loss_inputs(options, model))
-    doubts = _doubts(block, model, options, left, None if lora is not None else found)
+    doubts = _doubts(block, model, options, left, found)
     notes = [f"{head} and {table} are equal, and trained as one tensor" for head, table in tied.items()]
     notes += [*([] if found is None else found.notes_on(selection)), *doubts]
     models = dict(zip(_MODELS, block.to_model_proto(), strict=False))
@@ -221,7 +215,6 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     tell("writing")
     checkpoint = checkpoint_of(*block.parameters(), folder=path and path.parent)
     checkpoint.aliases = dict(options.aliases)
-    checkpoint.properties = {} if lora is None else lora.to_properties()
     directory, verification = options.artifact_directory, None
     with staged(_outputs(options)[0], force=options.force, root=directory) as staging:
         written = _write(models, checkpoint, options, staging, path and path.parent)
@@ -231,7 +224,7 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
             verification = options.verify(staging.folder)
             stopwatch.lap("verify")
         used = _name_of(options.loss) or "the first output", _name_of(options.optimizer)
-        report = describe(block, str(directory), used, lora, verification, notes)
+        report = describe(block, str(directory), used, verification, notes)
         if options.target is not None:
             report = _for_target(options.target, report, block.inputs_with_gradient, written, staging.folder)
             written += write_target_files(options.target, report, checkpoint, staging.folder)
@@ -404,26 +397,6 @@ def _with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
             del nodes[place]
     model.graph.initializer.extend(reversed(weights))
     return model
-
-
-def _with_adapters(model: onnx.ModelProto, options: ArtifactOptions) -> tuple[onnx.ModelProto, Lora | None]:
-    """Return a copy of the model with the requested adapters, and their description."""
-    if options.lora is None:
-        return model, None
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy, add_adapters(copy, options.lora, matchable_parameters(copy, options.parameters), options.aliases)
-
-
-def _selection(model: onnx.ModelProto, options: ArtifactOptions, lora: Lora | None) -> Selection:
-    """Return the parameters to train and freeze; with adapters, the checkpoint holds the rest once for all graphs."""
-    adapters = () if lora is None else lora.parameters
-    trained = [*(options.requires_grad or ()), *adapters] if adapters else options.requires_grad
-    chosen = select_parameters(model, trained, options.frozen_params, options.parameters, options.aliases)
-    if lora is None:
-        return chosen
-    rest = {*chosen.frozen, *matchable_parameters(model, options.parameters)} - {*chosen.trained}
-    return replace(chosen, frozen=tuple(tensor.name for tensor in model.graph.initializer if tensor.name in rest))
 
 
 def _loss_block(options: ArtifactOptions, model: onnx.ModelProto) -> onnxblock.Block:

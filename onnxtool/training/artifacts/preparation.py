@@ -88,7 +88,7 @@ def _file_options(options: PreparationOptions, file: ModelPath) -> ArtifactOptio
             folder, options.prefix, opened, replace(setting, output=outputs[0]), _optimizer_setting(options)
         )
 
-    return replace(made, verify=verify if options.verify and options.loss != NONE and options.lora is None else None)
+    return replace(made, verify=verify if options.verify and options.loss != NONE else None)
 
 
 def _optimizer_setting(options: PreparationOptions) -> OptimizerSetting | None:
@@ -145,8 +145,7 @@ def _artifact_options(
     return ArtifactOptions(
         model=model,
         loss_input_names=loss_inputs or None,
-        requires_grad=options.train or (() if options.lora is not None else ("*",)),
-        lora=options.lora,
+        requires_grad=options.train or ("*",),
         frozen_params=options.freeze,
         loss=_loss(options, setting),
         optimizer=_optimizer(options),

@@ -20,7 +20,6 @@ from onnxtool.runtime.quiet import quiet
 from onnxtool.training.api.session import BLOCK_SIZE
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints import Array, Checkpoint
-from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.names import LABELS, LAZY_RESET, accumulated_name, buffer_name, description, updated_name
 from onnxtool.training.onnxblock import TrainingBlock
 from onnxtool.training.options import TrainingTarget
@@ -70,7 +69,6 @@ class ArtifactReport:
         notes: remarks for the user.
         duration_ms: wall time by stage.
         proof: the comparison with PyTorch; None if there was none.
-        lora: the adapters that were added, or None.
         phone: the inputs of an onnxruntime build for a phone; None for other targets.
     """
 
@@ -89,7 +87,6 @@ class ArtifactReport:
     notes: tuple[str, ...]
     duration_ms: dict[str, float]
     proof: ArtifactVerification | None = None
-    lora: Lora | None = None
     phone: PhoneBuild | None = None
 
 
@@ -97,7 +94,6 @@ def describe(
     block: TrainingBlock,
     directory: str,
     used: tuple[str, str],
-    lora: Lora | None,
     verification: ArtifactVerification | None,
     notes: Sequence[str],
 ) -> ArtifactReport:
@@ -124,7 +120,6 @@ def describe(
         notes=(*_notes(block), *notes),
         duration_ms={},
         proof=verification,
-        lora=lora,
     )
 
 

@@ -21,7 +21,6 @@ from onnx import helper, numpy_helper
 from onnxtool.errors import ArtifactError
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.training.checkpoints.checkpoint import load_checkpoint
-from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.names import (
     GRADIENTS,
     INPUTS_WITH_GRADIENT,
@@ -104,14 +103,8 @@ class TorchModel:
         """Return the sample as arrays."""
         return {name: tensor.detach().cpu().numpy() for name, tensor in self.sample.items()}
 
-    def step(
-        self,
-        setting: LossSetting,
-        trained: Collection[str],
-        inputs: Collection[str] = (),
-        adapters: Mapping[str, Any] | None = None,
-    ) -> TorchStep:
-        """Compute the loss and gradients, including those of `inputs` and of the `adapters` from `adapted`.
+    def step(self, setting: LossSetting, trained: Collection[str], inputs: Collection[str] = ()) -> TorchStep:
+        """Compute the loss and gradients, including those of `inputs`.
 
         Batch normalizations whose parameters are not in `trained` stay in eval mode.
         """
@@ -135,7 +128,6 @@ class TorchModel:
         with _scaling_dropout():
             loss = torch_loss(self._output(setting.output, {**self.sample, **leaves}), labels, setting)
             loss.backward()
-        leaves |= adapters or {}
         gradients = {
             name: leaf.grad.numpy()
             for name, leaf in (*model.named_parameters(remove_duplicate=False), *leaves.items())
@@ -143,11 +135,11 @@ class TorchModel:
         }
         return TorchStep(labels.numpy(), loss.item(), eval_loss, own, gradients)
 
-    def load(self, parameters: Mapping[str, NDArray[Any]], adapters: Mapping[str, Any]) -> None:
-        """Set parameters and adapters."""
+    def load(self, parameters: Mapping[str, NDArray[Any]]) -> None:
+        """Set parameters."""
         import torch
 
-        known = {**dict(self.model.named_parameters(remove_duplicate=False)), **adapters}
+        known = dict(self.model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
             for name, array in parameters.items():
                 known[name].copy_(torch.from_numpy(array))
@@ -203,29 +195,6 @@ def torch_loss(logits: Any, labels: Any, setting: LossSetting) -> Any:
         "BCEWithLogitsLoss": functional.binary_cross_entropy_with_logits,
     }
     return functions[setting.name](logits, labels)
-
-
-@contextmanager
-def adapted(model: TorchModel, lora: Lora | None, values: Mapping[str, NDArray[Any]]) -> Iterator[Mapping[str, Any]]:
-    """Add `alpha / r * B(A(x))` to the outputs of modules inside the block; yield A and B by name."""
-    import torch
-
-    hooks: list[Any] = []
-    adapters: dict[str, Any] = {}
-    scale = 1.0 if lora is None else lora.scale
-    for adapter in () if lora is None else lora.adapters:
-        down, up = (torch.tensor(values[name], requires_grad=True) for name in (adapter.down, adapter.up))
-
-        def hook(_module: Any, inputs: Any, output: Any, *, down: Any = down, up: Any = up) -> Any:
-            return output + scale * (inputs[0] @ down.t() @ up.t())
-
-        hooks.append(model.model.get_submodule(adapter.module).register_forward_hook(hook))
-        adapters |= {adapter.down: down, adapter.up: up}
-    try:
-        yield adapters
-    finally:
-        for handle in hooks:
-            handle.remove()
 
 
 @contextmanager
@@ -310,23 +279,22 @@ def verify_artifacts(
         return None
     written = WrittenModels(folder, prefix, training, model.inputs(), optimizer)
     trained, results = written.checkpoint.trainable, list[ArtifactVerification]()
-    with adapted(model, written.lora, written.feeds) as adapters:
-        for _ in range(STEPS):
-            step = model.step(setting, trained, written.inputs, adapters)
-            losses, gradients = written.step(step.labels)
-            parameters, error = written.update(gradients)
-            model.load(parameters, adapters)
-            results.append(
-                compared(
-                    f"{type(model.model).__name__} in PyTorch",
-                    losses,
-                    (step.loss, step.eval_loss),
-                    _gradient_errors(gradients, step.gradients),
-                    error,
-                    step.own_loss,
-                )
+    for _ in range(STEPS):
+        step = model.step(setting, trained, written.inputs)
+        losses, gradients = written.step(step.labels)
+        parameters, error = written.update(gradients)
+        model.load(parameters)
+        results.append(
+            compared(
+                f"{type(model.model).__name__} in PyTorch",
+                losses,
+                (step.loss, step.eval_loss),
+                _gradient_errors(gradients, step.gradients),
+                error,
+                step.own_loss,
             )
-        model.load(trained, adapters)
+        )
+    model.load(trained)
     return worst_of(results)
 
 
@@ -335,7 +303,6 @@ class WrittenModels:
 
     Attributes:
         checkpoint: the parameters at the start.
-        lora: the adapters; None if there are none.
         inputs: the inputs of the model that have a gradient.
         feeds: what the next step reads, apart from the labels.
     """
@@ -349,14 +316,9 @@ class WrittenModels:
         optimizer: OptimizerSetting | None,
     ) -> None:
         self.checkpoint = load_checkpoint(folder / f"{prefix}checkpoint")
-        self.lora = Lora.of(self.checkpoint)
         self.inputs = description(INPUTS_WITH_GRADIENT, {entry.key: entry.value for entry in training.metadata_props})
         trained = self.checkpoint.trainable
         self.feeds = {**sample, **trained, **self.checkpoint.frozen, LAZY_RESET: np.array([True])}
-        if self.lora is not None:  # B starts at zero, and therefore so does the gradient of A
-            draw = np.random.default_rng(0)
-            for name in (one.up for one in self.lora.adapters):
-                self.feeds[name] = draw.uniform(-0.1, 0.1, self.feeds[name].shape).astype(np.float32)
         self.feeds |= {buffer_name(name): np.zeros_like(self.feeds[name]) for name in (*trained, *self.inputs)}
         path = folder / f".{prefix}verification.onnx"
         onnx.save(training, path)

@@ -10,7 +10,7 @@ from onnxruntime.tools.reduced_build_config_parser import parse_config
 
 from onnxtool.training.artifacts import ArtifactReport
 from onnxtool.training.artifacts.preparation import prepare_training
-from onnxtool.training.options import LoraOptions, PreparationOptions
+from onnxtool.training.options import PreparationOptions
 from tests.training.small_models import convolutions
 
 MODELS = ("training_model", "eval_model", "optimizer_model")
@@ -18,10 +18,7 @@ MODELS = ("training_model", "eval_model", "optimizer_model")
 
 def prepare(tmp_path: Path, target: str) -> ArtifactReport:
     onnx.save(convolutions(), tmp_path / "forward.onnx")
-    options = PreparationOptions(
-        tmp_path / "forward.onnx", lora=LoraOptions(2, ("head",)), output=tmp_path / target, target=target
-    )
-    return prepare_training(options)
+    return prepare_training(PreparationOptions(tmp_path / "forward.onnx", output=tmp_path / target, target=target))
 
 
 @pytest.mark.parametrize("target", ["android", "ios"])

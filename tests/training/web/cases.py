@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxtool.training.api import CheckpointState, Module, Optimizer
 from onnxtool.training.artifacts.preparation import prepare_training
-from onnxtool.training.options import ForwardOptions, LoraOptions, PreparationOptions
+from onnxtool.training.options import ForwardOptions, PreparationOptions
 from tests.training.artifacts.test_preparation import save_checkpoint
 from tests.training.small_models import CLASSES, FEATURES, convolutions, load, perceptron
 
@@ -91,17 +91,11 @@ def _checkpoint(architecture: str, config: Mapping[str, Any]) -> Callable[[Path]
     return options
 
 
-def _adapters(folder: Path) -> PreparationOptions:
-    """A rank for both layers, and a bias beside them."""
-    return replace(_file(perceptron)(folder), lora=LoraOptions(2, ("fc1", "fc2")), train=("fc2.bias",))
-
-
 CASES: dict[str, tuple[Callable[[Path], PreparationOptions], Callable[[np.random.Generator], Batch], float]] = {
     "perceptron": (_file(perceptron), _numbers, 1e-2),
     "convolutions": (_file(convolutions), _pictures, 1e-2),
     "classifier": (_checkpoint("BertForSequenceClassification", {"num_labels": 2}), _texts, 1e-3),
     "masked": (_checkpoint("BertForMaskedLM", {}), _masked, 1e-3),
-    "adapters": (_adapters, _numbers, 1e-2),
 }
 
 
