@@ -14,7 +14,6 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format
 from onnxtool.cli.streams import say
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import CorpusPlaces, PartOptions, RunOptions, VectorOptions
-from onnxtool.encoding.progress import ProgressFiles, ProgressOptions
 from onnxtool.encoding.report import MergeReport, PartReport, RunReport, StatusReport
 
 _PURPOSES = SUBCOMMANDS["encode"]
@@ -45,13 +44,12 @@ def command() -> None:
 
 @command.command(short_help=_PURPOSES["run"], epilog=f"Example: onnxtool encode run {_WHAT} --processes 2")
 @model_argument("model_path")
-@derived_options(places=CorpusPlaces, options=VectorOptions, run=RunOptions, files=ProgressOptions)
+@derived_options(places=CorpusPlaces, options=VectorOptions, run=RunOptions)
 @report_options
 def run(
     places: CorpusPlaces,
     options: Callable[[], VectorOptions],
     run: Callable[[], RunOptions],
-    files: Callable[[], ProgressOptions],
     *,
     format_name: str,
     quiet: bool,
@@ -63,7 +61,7 @@ def run(
     """
     from onnxtool.encoding import encode_parts
 
-    with progress(quiet=quiet), ProgressFiles(files()).listening():
+    with progress(quiet=quiet):
         report = encode_parts(places.model_path, places.corpus, places.output, options(), run())
     emit(report, _merge_blocks(report), format_name)
     return _exit_code(report)
@@ -71,13 +69,12 @@ def run(
 
 @command.command(short_help=_PURPOSES["part"], epilog=f"Example: onnxtool encode part {_WHAT} --part 2/7")
 @model_argument("model_path")
-@derived_options(places=CorpusPlaces, options=VectorOptions, part=PartOptions, files=ProgressOptions)
+@derived_options(places=CorpusPlaces, options=VectorOptions, part=PartOptions)
 @report_options
 def part(
     places: CorpusPlaces,
     options: Callable[[], VectorOptions],
     part: Callable[[], PartOptions],
-    files: Callable[[], ProgressOptions],
     *,
     format_name: str,
     quiet: bool,
@@ -90,7 +87,7 @@ def part(
     """
     from onnxtool.encoding import encode_part
 
-    with progress(quiet=quiet), ProgressFiles(files()).listening():
+    with progress(quiet=quiet):
         report = encode_part(places.model_path, places.corpus, places.output, options(), part())
     emit(report, _part_blocks(report), format_name)
 

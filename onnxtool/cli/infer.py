@@ -50,7 +50,6 @@ from onnxtool.cli.render import (
 from onnxtool.cli.streams import json_line, say
 from onnxtool.encoding.locations import Uri, is_uri
 from onnxtool.encoding.options import CorpusOptions
-from onnxtool.encoding.progress import ProgressFiles, ProgressOptions
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.options import InferOptions
@@ -78,7 +77,7 @@ _NUMBERS_SHOWN = 5  # of an embedding
 _ALWAYS = frozenset({"model_path", "provider", "threads"}) | option_names(ProviderOptions)
 _FOR_TEXTS = (option_names(InferOptions) | option_names(GenerateOptions)) - _ALWAYS | {"vectors", "stream"}
 _FOR_BENCHMARKS = option_names(BenchmarkOptions) - option_names(InferOptions)
-_FOR_CORPORA = (option_names(CorpusOptions) | option_names(ProgressOptions)) - option_names(InferOptions) - {"force"}
+_FOR_CORPORA = option_names(CorpusOptions) - option_names(InferOptions) - {"force"}
 _BESIDE_CORPORA = _FOR_BENCHMARKS | _FOR_TEXTS - option_names(CorpusOptions) - {"input"} | {"benchmark"}
 
 _BESIDE_VECTORS = option_names(GenerateOptions) | {"query", "stream", "text_model", "vectors"}
@@ -110,7 +109,6 @@ class _Command(SectionedCommand):
     generation=GenerateOptions,
     corpus=CorpusOptions,
     timing=BenchmarkOptions,
-    files=ProgressOptions,
 )
 @click.option("--stream", is_flag=True, help="Print generated text as it is produced, and nothing else, to stdout.")
 @click.option("--vectors", is_flag=True, help="Also print the embeddings themselves; JSON always includes them.")
@@ -137,7 +135,6 @@ def command(
     generation: Callable[[], GenerateOptions],
     corpus: Callable[[], CorpusOptions],
     timing: Callable[[], BenchmarkOptions],
-    files: Callable[[], ProgressOptions],
     *,
     stream: bool,
     vectors: bool,
@@ -166,7 +163,7 @@ def command(
         if dry_run:
             emit_plan(plan_corpus(*places, corpus()), format_name)
             return 0
-        with progress(quiet=quiet), ProgressFiles(files()).listening():
+        with progress(quiet=quiet):
             encoded = encode_corpus(*places, corpus())
         emit(encoded, corpus_blocks(encoded), format_name)
         return 0

@@ -218,7 +218,3 @@ class CorpusProgress(Stage):
     def time_left_s(self, elapsed_s: float) -> float | None:
         """Return `seconds_left`, taking into account that an earlier run may have encoded some of the share."""
         return self.seconds_left
-
-    def figures(self) -> dict[str, float | None]:
-        """Return the fields by name."""
-        return {name: getattr(self, name) for name in self.FIELDS}

@@ -1,22 +1,14 @@
-"""Encoding progress: reports during a run, and files for programs, as JSON and for Prometheus."""
+"""Encoding progress: the reports of workers during a run, and their sum."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable
 from operator import add
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from onnxtool.encoding.options import CorpusProgress
-from onnxtool.errors import NO_SPACE, OutputWriteError
-from onnxtool.model_file import check_not_input, write_text
-from onnxtool.options import UNSET, Option, OptionalPath, Options
-from onnxtool.progress import listener, listening
-
-EVERY_S = 10.0
+from onnxtool.progress import listener
 
 
 class Event(NamedTuple):
@@ -105,105 +97,3 @@ class Tally:
                 num_rejects=self.total.rejects,
             )
         )
-
-
-class ProgressOptions(Options):
-    """Destinations of progress besides the terminal.
-
-    Attributes:
-        progress_log: a file to which JSON lines are appended.
-        metrics: a file for Prometheus, replaced on each update.
-    """
-
-    progress_log: Annotated[
-        OptionalPath,
-        Option(
-            f"Append the progress to this file every {EVERY_S:.0f} s, as a line of JSON.", metavar="FILE", writes="file"
-        ),
-    ] = UNSET
-    metrics: Annotated[
-        OptionalPath,
-        Option(
-            "Keep this file up to date with the same figures in Prometheus format.", metavar="NAME.prom", writes="file"
-        ),
-    ] = UNSET
-
-
-_METRICS = {
-    "num_texts": ("texts", "Texts that are encoded."),
-    "share": ("share_ratio", "Share of the work that is done, from 0 to 1."),
-    "texts_per_s": ("texts_per_second", "Texts encoded per second by this run."),
-    "tokens_per_s": ("tokens_per_second", "Tokens read per second by this run."),
-    "seconds_left": ("left_seconds", "Seconds until all is done, at this rate."),
-    "num_rejects": ("rejects", "Lines that gave no vector."),
-}
-
-
-class ProgressFiles:
-    """Write a run's progress to files, periodically and at its end.
-
-    Raises:
-        OutputWriteError: one of them cannot be written.
-    """
-
-    def __init__(self, options: ProgressOptions) -> None:
-        self._log, self._metrics = options.progress_log, options.metrics
-        for path in filter(None, (self._log, self._metrics)):
-            check_not_input(path)
-        self._next = 0.0
-        self._last = CorpusProgress(0, 0.0, 0.0, None)
-        self._write("started")
-
-    def add(self, progress: CorpusProgress) -> None:
-        """Record the progress of the run."""
-        self._last = progress
-        if time.monotonic() >= self._next:
-            self._write("running")
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Record the progress of the run in the block, and whether it succeeds; the outer listener is told as well."""
-        show, state = listener(), "failed"
-
-        def note(stage: str) -> None:
-            show(stage)
-            if isinstance(stage, CorpusProgress):
-                self.add(stage)
-
-        try:
-            with listening(note):
-                yield
-            state = "done"
-        finally:
-            self._write(state)
-
-    def _write(self, state: str) -> None:
-        self._next = time.monotonic() + EVERY_S
-        try:
-            if self._log is not None:
-                line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "state": state, **self._last.figures()}
-                with self._log.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(line) + "\n")
-            if self._metrics is not None:
-                write_text(self._metrics, _metrics(self._last, state), force=True)  # readers find a complete file
-        except OSError as error:
-            raise OutputWriteError(
-                f"cannot write {error.filename or self._log}: {error.strerror}",
-                f"pass another file, or {'make room' if error.errno in NO_SPACE else 'check its permissions'}",
-            ) from error
-
-
-def _metrics(progress: CorpusProgress, state: str) -> str:
-    lines = []
-    for name, value in progress.figures().items():
-        metric, meaning = _METRICS[name]
-        if value is not None:
-            lines += _gauge(metric, meaning, value)
-    lines += _gauge("done", "1 when the run has ended as it should, else 0.", int(state == "done"))
-    lines += _gauge("updated_timestamp_seconds", "When this was written, in seconds since 1970.", round(time.time(), 3))
-    return "\n".join(lines) + "\n"
-
-
-def _gauge(metric: str, meaning: str, value: float) -> list[str]:
-    name = f"onnxtool_encode_{metric}"
-    return [f"# HELP {name} {meaning}", f"# TYPE {name} gauge", f"{name} {value}"]

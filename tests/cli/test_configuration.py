@@ -117,8 +117,6 @@ def test_no_file_may_say_what_is_for_a_person_to_say(folder: Path, name: str) ->
         ("export", "verify = false", "it can lower a check"),
         ("export", "revision = 'refs/pr/1'", "it chooses the checkpoint whose code --trust_remote_code runs"),
         ("optimize", "max_error = 9.0", "it can lower a check"),
-        ("infer", "metrics = 'mine.txt'", "it says where to write"),
-        ("infer", "progress_log = 'mine.txt'", "it says where to write"),
         ("evaluate", "save_run = 'mine.txt'", "it says where to write"),
         ("evaluate", "cache = '..'", "it says where to write"),
         ("verify", "precision = 'int8'", "it can lower a check"),
