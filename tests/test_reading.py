@@ -259,7 +259,6 @@ ELSEWHERE = {
         "runtime/computed_modules.py": {"InferenceSession"},
         "runtime/providers.py": {"InferenceSession"},
         "torch_backend/sessions.py": {"InferenceSession"},
-        "training/artifacts/report.py": {"parse_config", "read_text"},
         "training/artifacts/verification.py": {"onnx.load"},
     },
     "the card of a checkpoint, of which reading.read_text has read the text": {"export/source.py": {"safe_load"}},

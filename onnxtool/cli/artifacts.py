@@ -27,7 +27,7 @@ from onnxtool.cli.render import (
 from onnxtool.training.options import ForwardOptions, PreparationOptions
 
 if TYPE_CHECKING:
-    from onnxtool.training.artifacts.report import ArtifactReport, PhoneBuild
+    from onnxtool.training.artifacts.report import ArtifactReport
     from onnxtool.training.artifacts.verification import ArtifactVerification
 
 
@@ -89,28 +89,8 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
         Table(("file", "size"), files, frozenset({"size"})),
         Heading("Inputs and outputs of a training step"),
         Table(("", "name", "type"), rows),
-        *_phone_blocks(report.phone),
         *_proof_blocks(report.proof),
         *(Note(note) for note in report.notes),
-    ]
-
-
-def _phone_blocks(build: PhoneBuild | None) -> list[Block]:
-    """List the operators of an onnxruntime build for phones."""
-    if build is None:
-        return []
-    operators = [
-        (domain, str(version), str(len(names)), ", ".join(names))
-        for domain, sets in build.operators.items()
-        for version, names in sets.items()
-    ]
-    return [
-        Heading("Operators of a build for the phone"),
-        Table(("domain", "since opset", "number", "names"), operators, frozenset({"since opset", "number"})),
-        Note(
-            f"{build.config} has the {build.num_operators} operators of all models and their types, for onnxruntime's "
-            "build: --minimal_build --include_ops_by_config FILE --enable_reduced_operator_type_support"
-        ),
     ]
 
 

@@ -37,8 +37,6 @@ class TrainingTarget(StrEnum):
     """Platforms to train on, other than Python."""
 
     web = "web"
-    android = "android"
-    ios = "ios"
 
 
 NONE = "none"
@@ -153,7 +151,7 @@ class PreparationOptions(Options):
     target: Annotated[
         str | None,
         Option(
-            "The target platform: writes training.json for a program there, and .ort files for phones.",
+            "The target platform: writes training.json for a program there.",
             choices=TARGET_NAMES,
         ),
     ] = None

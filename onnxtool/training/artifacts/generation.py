@@ -32,14 +32,11 @@ from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
 from onnxtool.training.artifacts.report import (
-    OBSOLETE,
-    PHONES,
+    DESCRIPTION,
     ArtifactFile,
     describe,
-    describe_build,
     doubtful,
-    target_files,
-    write_target_files,
+    write_description,
 )
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
 from onnxtool.training.artifacts.verification import ArtifactVerification
@@ -81,7 +78,7 @@ _NAMES = (
     *(f"{model}{suffix}" for model in _MODELS for suffix in (".onnx", ".ort", ".required_operators.config")),
     "checkpoint",
     "nominal_checkpoint",
-    *OBSOLETE,
+    DESCRIPTION,
 )
 
 
@@ -103,7 +100,7 @@ class ArtifactOptions:
         loss_input_names: the inputs of the loss; None for all outputs of the model.
         aliases: other names of tied parameters, which can also select them; stored in the checkpoint.
         parameters: the names that patterns match; None for all float initializers of more than one element.
-        target: the platform to train on, if not Python; the files that a program there needs are also written.
+        target: the platform to train on, if not Python; the description that a program there reads is also written.
         force: replace existing files.
         require_all: refuse parameters neither trained nor explicitly frozen, and loss inputs named as probabilities.
         verify: compares the files in a folder with PyTorch before they are moved into place.
@@ -226,8 +223,8 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
         used = _name_of(options.loss) or "the first output", _name_of(options.optimizer)
         report = describe(block, str(directory), used, verification, notes)
         if options.target is not None:
-            report = _for_target(options.target, report, block.inputs_with_gradient, written, staging.folder)
-            written += write_target_files(options.target, report, checkpoint, staging.folder)
+            _check_target(options.target, block.inputs_with_gradient)
+            written.append(write_description(options.target, report, checkpoint, staging.folder))
         staging.obsolete.extend(
             directory / f"{options.prefix}{name}" for name in _NAMES
         )  # removes only files not written now
@@ -273,27 +270,18 @@ def _write(
         written.append(staging.folder / f"{prefix}nominal_checkpoint")
         nominal = Checkpoint(checkpoint.trainable, checkpoint.frozen, properties=checkpoint.properties, is_nominal=True)
         write_checkpoint(nominal, written[-1])
-    if _writes_ort(options):
+    if options.ort_format:
         written += [file for path in written[: len(models)] for file in _to_ort_format(path)]
     return written
 
 
-def _for_target(
-    target: TrainingTarget, report: ArtifactReport, inputs: Sequence[str], written: Sequence[Path], folder: Path
-) -> ArtifactReport:
-    """Add to the report what a target needs to build its onnxruntime.
-
-    Raises:
-        ArtifactError: `inputs` have gradients, which its program does not have.
-    """
+def _check_target(target: TrainingTarget, inputs: Sequence[str]) -> None:
+    """Refuse gradients of `inputs`, which the program of a target does not have."""
     if inputs:
         raise ArtifactError(
             f"the program for {target} has no gradients of inputs, and {', '.join(inputs)} is to have one",
             "train parameters only, or leave the target out",
         )
-    if target not in PHONES:
-        return report
-    return replace(report, phone=describe_build([file for file in written if file.suffix == ".ort"], folder))
 
 
 class _Training(onnxblock.TrainingBlock):
@@ -453,9 +441,9 @@ def _outputs(options: ArtifactOptions) -> list[Path]:
     models = _MODELS[: 2 if options.optimizer is None else None]
     names = [*(f"{name}.onnx" for name in models), "checkpoint"]
     names += ["nominal_checkpoint"] if options.nominal_checkpoint else []
-    names += [f"{name}.ort" for name in models] if _writes_ort(options) else []
+    names += [f"{name}.ort" for name in models] if options.ort_format else []
     names = [f"{options.prefix}{name}" for name in names]
-    names += target_files(options.target) if options.target is not None else []
+    names += [DESCRIPTION] if options.target is not None else []
     return [options.artifact_directory / name for name in names]
 
 
@@ -487,10 +475,6 @@ def _check_output(options: ArtifactOptions) -> None:
     existing = [output for output in outputs if output.exists()]
     if existing and not options.force:
         raise OutputExistsError(f"{existing[0]} already exists", "pass --force to replace it, or another --output")
-
-
-def _writes_ort(options: ArtifactOptions) -> bool:
-    return options.ort_format or options.target in PHONES
 
 
 def _write_model(proto: onnx.ModelProto, staging: Staging, name: str, folder: Path | None) -> Path:

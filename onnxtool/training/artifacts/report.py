@@ -1,9 +1,8 @@
-"""The artifact report: parameters, inputs, outputs and files; and its form for a target: JavaScript, or a phone."""
+"""The artifact report: parameters, inputs, outputs and files; and its form for a target, JavaScript."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from onnx import helper
 from onnxtool.errors import ArtifactError, some
 from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import TensorInfo
-from onnxtool.runtime.quiet import quiet
 from onnxtool.training.api.session import BLOCK_SIZE
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints import Array, Checkpoint
@@ -32,24 +30,6 @@ class ArtifactFile:
 
     path: str
     size_bytes: int
-
-
-@dataclass(frozen=True)
-class PhoneBuild:
-    """Build inputs for an onnxruntime that runs the models in a folder.
-
-    Attributes:
-        config: the file with all operators and their types, passed to the onnxruntime build.
-        operators: operator names by domain and version, as in the file.
-    """
-
-    config: str
-    operators: dict[str, dict[int, tuple[str, ...]]]
-
-    @property
-    def num_operators(self) -> int:
-        """The number of operators; different versions of an operator count once."""
-        return len({(domain, name) for domain, sets in self.operators.items() for one in sets.values() for name in one})
 
 
 @dataclass(frozen=True)
@@ -69,7 +49,6 @@ class ArtifactReport:
         notes: remarks for the user.
         duration_ms: wall time by stage.
         proof: the comparison with PyTorch; None if there was none.
-        phone: the inputs of an onnxruntime build for a phone; None for other targets.
     """
 
     directory: str
@@ -87,7 +66,6 @@ class ArtifactReport:
     notes: tuple[str, ...]
     duration_ms: dict[str, float]
     proof: ArtifactVerification | None = None
-    phone: PhoneBuild | None = None
 
 
 def describe(
@@ -159,26 +137,15 @@ def _tensor_info(value: Any) -> TensorInfo:
 
 
 DESCRIPTION = "training.json"
-OPERATORS = "required_operators.config"
 VERSION = 1
-PHONES = (TrainingTarget.android, TrainingTarget.ios)
-# Artifacts for another target, or for none, remove these.
-OBSOLETE = (DESCRIPTION, OPERATORS)
 # The tensor types of onnxruntime in JavaScript; NumPy calls strings `object`.
 _DTYPES = frozenset(
     ("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 )
 
 
-def target_files(target: TrainingTarget) -> tuple[str, ...]:
-    """Return the file names for a target."""
-    return (DESCRIPTION, OPERATORS) if target in PHONES else (DESCRIPTION,)
-
-
-def write_target_files(
-    target: TrainingTarget, report: ArtifactReport, checkpoint: Checkpoint, folder: Path
-) -> list[Path]:
-    """Write the target's files next to the artifacts in `folder`, and return their paths.
+def write_description(target: TrainingTarget, report: ArtifactReport, checkpoint: Checkpoint, folder: Path) -> Path:
+    """Write what the target's program reads next to the artifacts in `folder`, and return its path.
 
     Raises:
         ArtifactError: the target cannot read the artifacts.
@@ -191,25 +158,7 @@ def write_target_files(
         )
     document = _describe(report, checkpoint)
     (folder / DESCRIPTION).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    return [folder / name for name in target_files(target)]
-
-
-def describe_build(models: Sequence[Path], folder: Path) -> PhoneBuild:
-    """Write the operators and types of the `.ort` files in `folder` to one file there, and describe the build."""
-    with quiet():
-        from onnxruntime.tools.ort_format_model import create_config_from_models
-        from onnxruntime.tools.reduced_build_config_parser import parse_config
-
-        path = folder / OPERATORS
-        create_config_from_models(models, path, True)
-        # The file mentions the temporary folder.
-        path.write_text(path.read_text(encoding="utf-8").replace(f"{folder}{os.sep}", ""), encoding="utf-8")
-        found, _types = parse_config(str(path))
-    operators = {
-        domain: {int(version): tuple(sorted(names)) for version, names in sorted(sets.items())}
-        for domain, sets in sorted(found.items())
-    }
-    return PhoneBuild(OPERATORS, operators)
+    return folder / DESCRIPTION
 
 
 def _describe(report: ArtifactReport, checkpoint: Checkpoint) -> dict[str, object]:
