@@ -97,7 +97,6 @@ class _Command(SectionedCommand):
     titles: ClassVar = {
         "generation": "Options for models that write text",
         "corpus": "Options for collections (--input FILE --output NAME/)",
-        "files": "Files that report encoding progress",
         "timing": "Options for --benchmark",
     }
 
