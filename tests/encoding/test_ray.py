@@ -87,7 +87,7 @@ def test_a_task_of_ray_gets_its_share_of_a_node_that_has_what_it_needs(
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A node with four cores on paper, to which this process is connected; one that is lost is seen in two seconds.
+    """A node with two cores on paper, to which this process is connected; one that is lost is seen in two seconds.
 
     Its workers wait a while for each batch that has a text called `poison`.
     """
@@ -97,7 +97,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     checks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
     # Workers start when they are asked for: as many as a node has cores would import Ray at its start.
     settings = {**checks, "prestart_worker_first_driver": False}
-    head = {"num_cpus": 4, "include_dashboard": False, "_system_config": settings}
+    head = {"num_cpus": 2, "include_dashboard": False, "_system_config": settings}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in poisoned(tmp_path_factory.mktemp("code"), code_of("time.sleep(0.3)")).items():
             patch.setenv(name, value)
@@ -115,7 +115,7 @@ def test_an_actor_pool_of_ray_data_encodes(tmp_path: Path, cluster: Any) -> None
     need("ray.data")
     del cluster
     script = runpy.run_path(str(EXAMPLES / "ray_encode.py"))
-    script["encode"](str(dense_model(tmp_path)), str(write_texts(tmp_path)), str(tmp_path / "vectors"))
+    script["encode"](str(dense_model(tmp_path)), str(write_texts(tmp_path)), str(tmp_path / "vectors"), 1)
     require_means(tmp_path / "vectors")
 
 
@@ -125,7 +125,7 @@ def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
     """Its splits go to the nodes that are left, and the bytes are those of one run."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(150))
     corpus.write_text(corpus.read_text().replace('"id": "d', '"id": "poison'))
-    node = cluster.add_node(num_cpus=4)
+    node = cluster.add_node(num_cpus=2)
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     options = ["--provider", "cpu", "--shard_size", str(SIZE), "--split_bytes", str(SPLIT), "--engine", "ray"]
     places = ["--model_path", str(model), "--input", str(corpus), "--output", str(tmp_path / "vectors")]
