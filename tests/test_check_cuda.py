@@ -16,7 +16,7 @@ import pytest
 from onnx import numpy_helper
 
 from tests.cli.entry_point import json_of, run_onnxtool
-from tests.workshop import SCRIPTS, load_script
+from tests.workshop import SCRIPTS, load_script, make_shallow
 
 check_cuda, cuda_steps = load_script("check_cuda"), load_script("cuda_steps")
 isolation, steps = load_script("harness.isolation"), load_script("harness.steps")
@@ -129,8 +129,8 @@ def test_a_missing_gpu_is_one_error(
 
 
 @pytest.fixture
-def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each step, and the commands that it runs, in this process: in one of their own each imports PyTorch."""
+def one_process(tmp_path: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each step, and its commands, in this process: one of their own imports PyTorch. MiniLM has fewer words."""
 
     class Here:
         def run(self, step: Callable[..., Any], _log: Path, _time_s: float, *arguments: Any) -> Any:
@@ -139,6 +139,8 @@ def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_command(*words: object) -> dict[str, Any]:
         return json_of(run_onnxtool(tmp_path, *map(str, words), "--format", "json", "--quiet"))
 
+    small = make_shallow(minilm, tmp_path / "small", layers=1, words=4_000)
+    monkeypatch.setattr(cuda_steps, "trained_model", lambda: small)
     monkeypatch.setattr(steps, "Isolation", Here)
     monkeypatch.setattr(cuda_steps, "onnxtool", run_command)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

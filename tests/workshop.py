@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -27,12 +28,20 @@ def trained_model() -> Path:
     return folder
 
 
-def make_shallow(source: Path, folder: Path, *, layers: int) -> Path:
-    """Write the checkpoint of a BERT with its first layers alone."""
+def make_shallow(source: Path, folder: Path, *, layers: int, words: int = 0) -> Path:
+    """Write the checkpoint of a BERT with its first layers alone, and the first words of its vocabulary if given."""
     from transformers import BertModel
 
     shutil.copytree(source, folder, dirs_exist_ok=True)
-    BertModel.from_pretrained(source, num_hidden_layers=layers).save_pretrained(folder)
+    model = BertModel.from_pretrained(source, num_hidden_layers=layers)
+    if words:
+        model.resize_token_embeddings(words)
+        vocabulary = (source / "vocab.txt").read_text(encoding="utf-8").split("\n")[:words]
+        (folder / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+        tokenizer = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+        tokenizer["model"]["vocab"] = {word: place for place, word in enumerate(vocabulary)}
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    model.save_pretrained(folder)
     return folder
 
 

@@ -31,8 +31,11 @@ def folder(request: pytest.FixtureRequest, reader: Path) -> Path:
 
 @pytest.fixture
 def shallow_folder(request: pytest.FixtureRequest, minilm: Path, tmp_path: Path) -> Path:
-    """The folder of the example, in a repository whose MiniLM has a layer of six: enough to learn from a few texts."""
-    make_shallow(minilm, tmp_path / "models" / "checkpoints" / "all-MiniLM-L6-v2", layers=1)
+    """The folder of the example, in a repository whose MiniLM has a layer of six and half of its words.
+
+    It is enough to learn from a few texts.
+    """
+    make_shallow(minilm, tmp_path / "models" / "checkpoints" / "all-MiniLM-L6-v2", layers=1, words=14_500)
     return example_in(tmp_path, request)
 
 
