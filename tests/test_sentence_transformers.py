@@ -84,9 +84,7 @@ def make(output: Path, name: str) -> str:
         ("tiny-encoder", "dense"),  # these three have no modules.json: sentence-transformers decides on modules
         ("tiny-splade", "sparse"),
         ("tiny-reranker", "reranker"),
-        ("prompts", ""),
         ("inference-free SPLADE", ""),
-        ("query expansion, fixed, attend False", ""),
         ("PyLate", ""),
         ("decoder", ""),
     ],

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import shutil
 import textwrap
 import unittest.mock
@@ -123,31 +124,11 @@ _PROGRAM = (
     f"def get_dynamic_axes(input_names, output_names):{textwrap.indent(_DYNAMIC_AXES, '    ')}\n"
     f"{_BLOCKS}"
 )
-# What the document writes in a shell, after `cd src/main/python/onnx`.
-_EXPORT = "convert_hf_model_to_onnx.py --model_name naver/splade-cocondenser-ensembledistil"
-_OPTIMIZE = "optimize_onnx_model.py --model_path models/splade-cocondenser-ensembledistil.onnx"
-_OPTIMIZE_WITH_STATS = "optimize_onnx_model.py --model_path models/splade-cocondenser-ensembledistil.onnx --stats"
-_RUN = (
-    "run_onnx_model_inference.py --model_path models/splade-cocondenser-ensembledistil-optimized.onnx"
-    " --model_name naver/splade-cocondenser-ensembledistil"
-)
-_COMMANDS = {
-    "convert_hf_model_to_onnx.py": "export",
-    "optimize_onnx_model.py": "optimize",
-    "run_onnx_model_inference.py": "infer",
-}
+# What the document calls its scripts.
+_SCRIPTS = ("convert_hf_model_to_onnx.py", "optimize_onnx_model.py", "run_onnx_model_inference.py")
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "export_scripts.md"
 
 _TEXTS = ["what is AI?", "a much longer text than the other one, and [MASK]"]
-
-# By checkpoint: the exporter that the document's call gets is that of the installed PyTorch, which writes opset 18 in
-# place of 14, or the one of the document's time.
-_RUNS = {
-    "BERT": ("tiny-splade", {"dynamo": False}),
-    "DistilBERT": ("tiny-distil-mlm", {"dynamo": False}),
-    "an encoder without a head": ("tiny-encoder", {}),
-}
-_EXCHANGED = ("BERT", "an encoder without a head")
 
 
 @dataclass(frozen=True)
@@ -157,14 +138,12 @@ class Conversion:
     Attributes:
         exported: the file of `torch.onnx.export` with its metadata.
         optimized: that of onnxruntime's optimizer, in float16.
-        printed: what the program printed.
         ours: what onnxtool made of the same checkpoint.
     """
 
     checkpoint: Path
     exported: Path
     optimized: Path
-    printed: str
     ours: Path
 
     def load(self) -> tuple[Any, dict[str, NDArray[np.int64]]]:
@@ -184,18 +163,17 @@ def load(checkpoint: Path) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def convert(checkpoint: Path, exporter: Mapping[str, bool], folder: Path) -> None:
-    """Run the document's program in `folder`."""
+def convert(checkpoint: Path, folder: Path) -> None:
+    """Run the document's program in `folder`, with the exporter of the document's time."""
     (folder / "models").mkdir(parents=True)
     path = f"models/{checkpoint.name}.onnx"
     model, tokenizer = load(checkpoint)
     given = {"model": model, "tokenizer": tokenizer, "text": "what is AI?", "device": "cpu"}
-    export = functools.partial(torch.onnx.export, **exporter)
+    export = functools.partial(torch.onnx.export, dynamo=False)
     with (
         contextlib.chdir(folder),
         warnings.catch_warnings(),
-        (folder / "printed.txt").open("w", encoding="utf-8") as printed,
-        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stdout(io.StringIO()),
         unittest.mock.patch.object(torch.onnx, "export", export),
     ):
         warnings.simplefilter("ignore")
@@ -203,28 +181,20 @@ def convert(checkpoint: Path, exporter: Mapping[str, bool], folder: Path) -> Non
         exec(_PROGRAM, {**imported, **given, "onnx_path": path, "model_path": path})  # noqa: S102  the document's code
 
 
-def conversion(workshop: Workshop, run: str) -> Conversion:
-    name, exporter = _RUNS[run]
-    checkpoint = workshop.checkpoint(name)
-    folder = workshop.made(f"document of {run}", lambda path: convert(checkpoint, exporter, path))
+@pytest.fixture(scope="module")
+def converted(workshop: Workshop) -> Conversion:
+    """A SPLADE-shaped model."""
+    checkpoint = workshop.checkpoint("tiny-splade")
+    folder = workshop.made("document", lambda path: convert(checkpoint, path))
     ours = workshop.made(
-        f"for the document/{name}",
-        lambda path: export_model(ExportOptions(str(checkpoint), output=path / f"{name}.onnx", head="none", opset=14)),
+        "for the document",
+        lambda path: export_model(
+            ExportOptions(str(checkpoint), output=path / f"{checkpoint.name}.onnx", head="none", opset=14)
+        ),
     )
-    exported = folder / "models" / f"{name}.onnx"
-    optimized = exported.with_name(f"{name}-optimized.onnx")
-    printed = (folder / "printed.txt").read_text(encoding="utf-8")
-    return Conversion(checkpoint, exported, optimized, printed, ours / f"{name}.onnx")
-
-
-@pytest.fixture(params=_RUNS)
-def converted(request: pytest.FixtureRequest, workshop: Workshop) -> Conversion:
-    return conversion(workshop, request.param)
-
-
-@pytest.fixture(params=_EXCHANGED)
-def exchanged(request: pytest.FixtureRequest, workshop: Workshop) -> Conversion:
-    return conversion(workshop, request.param)
+    exported = folder / "models" / f"{checkpoint.name}.onnx"
+    optimized = exported.with_name(f"{checkpoint.name}-optimized.onnx")
+    return Conversion(checkpoint, exported, optimized, ours / exported.name)
 
 
 def run_file(path: Path, feeds: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
@@ -244,28 +214,12 @@ def num_nodes(path: Path) -> int:
     return len(onnx.load(path).graph.node)
 
 
-def test_every_block_runs(converted: Conversion) -> None:
-    """The optimized file has the metadata as well."""
-    path = f"models/{converted.optimized.name}"
-    assert converted.printed.endswith(f"ONNX model optimization successful. Saved to {path}\n")
-    for file in (converted.exported, converted.optimized):
-        assert set(ModelFile.open(file).metadata) == {"model_type", "num_heads", "hidden_size"}
-
-
-def test_our_export_has_its_inputs_axes_and_metadata(converted: Conversion) -> None:
+def test_our_export_has_its_inputs_outputs_and_metadata(converted: Conversion) -> None:
     """In their order; the opset is the one that the document asks for, whatever the installed PyTorch makes of it."""
     theirs, ours = ModelFile.open(converted.exported), ModelFile.open(converted.ours)
-    assert ours.structure.inputs == theirs.structure.inputs
+    assert (ours.structure.inputs, ours.structure.outputs) == (theirs.structure.inputs, theirs.structure.outputs)
     assert theirs.metadata.items() <= ours.metadata.items()
     assert {opset.domain: opset.version for opset in onnx.load(converted.ours).opset_import} == {"": 14}
-
-
-def test_our_export_has_its_outputs(converted: Conversion) -> None:
-    """The second one of an encoder, which the document has no name for, is called as in transformers."""
-    theirs, ours = (ModelFile.open(path).structure.outputs for path in (converted.exported, converted.ours))
-    assert ours[0] == theirs[0]
-    assert [info[1:] for info in ours] == [info[1:] for info in theirs]
-    assert [info.name for info in ours[1:]] == ["pooler_output"] * (len(theirs) - 1)
 
 
 def test_the_answers_are_those_of_pytorch(converted: Conversion) -> None:
@@ -283,31 +237,30 @@ def test_the_answers_are_those_of_pytorch(converted: Conversion) -> None:
     )
 
 
-def test_inputs_that_have_each_others_names_are_refused(exchanged: Conversion, tmp_path: Path) -> None:
+def test_inputs_that_have_each_others_names_are_refused(converted: Conversion, tmp_path: Path) -> None:
     """The document hands token types to where BERT takes its mask: fed by name, the file ignores what it is asked."""
-    _, feeds = exchanged.load()
-    wrong = run_file(exchanged.exported, feeds) - run_file(exchanged.ours, feeds)
+    _, feeds = converted.load()
+    wrong = run_file(converted.exported, feeds) - run_file(converted.ours, feeds)
     assert np.abs(wrong).max() > 0.5
-    for file in (exchanged.exported, exchanged.optimized):
+    for file in (converted.exported, converted.optimized):
         with pytest.raises(InputError, match="under each other's names"):
-            OnnxModel(file, transformers.AutoConfig.from_pretrained(exchanged.checkpoint))
+            OnnxModel(file, transformers.AutoConfig.from_pretrained(converted.checkpoint))
 
 
-def test_infer_says_that_inputs_have_each_others_names(workshop: Workshop, tmp_path: Path) -> None:
+def test_infer_says_that_inputs_have_each_others_names(converted: Conversion, tmp_path: Path) -> None:
     """With the way out."""
-    found = conversion(workshop, "BERT")
     done = run_onnxtool(
-        tmp_path, "infer", "--model_path", found.exported, "--model_name", found.checkpoint, "--text", "a"
+        tmp_path, "infer", "--model_path", converted.exported, "--model_name", converted.checkpoint, "--text", "a"
     )
     assert done.returncode == 1
-    assert f"error: {found.exported} takes its mask as token_type_ids and its token types as" in done.stderr
+    assert f"error: {converted.exported} takes its mask as token_type_ids and its token types as" in done.stderr
     assert "hint: export the checkpoint again with onnxtool export" in done.stderr
 
 
-def test_int8_is_not_calibrated_on_texts_under_the_wrong_names(exchanged: Conversion, tmp_path: Path) -> None:
+def test_int8_is_not_calibrated_on_texts_under_the_wrong_names(converted: Conversion, tmp_path: Path) -> None:
     """With a tokenizer beside the file, whose texts are refused where they were asked for."""
-    shutil.copytree(exchanged.checkpoint, tmp_path / "model")
-    path = Path(shutil.copy(exchanged.optimized, tmp_path / "model.onnx"))
+    shutil.copytree(converted.checkpoint, tmp_path / "model")
+    path = Path(shutil.copy(converted.optimized, tmp_path / "model.onnx"))
     (tmp_path / "texts.txt").write_text("a cat")
     calibration = make_calibration(path)
     assert calibration.num_texts == 0
@@ -316,31 +269,10 @@ def test_int8_is_not_calibrated_on_texts_under_the_wrong_names(exchanged: Conver
         make_calibration(path, tmp_path / "texts.txt")
 
 
-def test_infer_runs_the_files_of_a_model_without_token_types(workshop: Workshop, tmp_path: Path) -> None:
-    """The words for a mask have the probabilities that they have in our export."""
-    converted = conversion(workshop, "DistilBERT")
-
-    def words(path: Path) -> dict[str, float]:
-        done = run_onnxtool(
-            tmp_path, "infer", "--model_path", path, "--model_name", converted.checkpoint, "--text", _TEXTS[1],
-            "--format", "json",
-        )  # fmt: skip
-        return {word["label"]: word["score"] for word in json_of(done)["answers"][0]["candidates"]}
-
-    assert words(converted.exported) == pytest.approx(words(converted.ours), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("run", "which"),
-    [
-        ("BERT", "exported"),
-        ("DistilBERT", "exported"),
-        ("an encoder without a head", "optimized"),
-    ],
-)
-def test_optimize_takes_both_files(workshop: Workshop, run: str, which: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", ["exported", "optimized"])
+def test_optimize_takes_both_files(converted: Conversion, which: str, tmp_path: Path) -> None:
     """It fuses every attention, of which onnxruntime's optimizer fuses none, and the outputs stay the same."""
-    source, output = getattr(conversion(workshop, run), which), tmp_path / "optimized.onnx"
+    source, output = getattr(converted, which), tmp_path / "optimized.onnx"
     report = json_of(run_onnxtool(tmp_path, "optimize", "--model_path", source, "--output", output, "--format", "json"))
     assert report["verification"]["passed"]
     assert {"kind": "attention", "expected": 2, "found": 2} in report["fusions"]
@@ -348,46 +280,11 @@ def test_optimize_takes_both_files(workshop: Workshop, run: str, which: str, tmp
     assert not any("Attention" in node.op_type for node in onnx.load(source).graph.node)
 
 
-def test_a_file_of_the_document_is_timed(workshop: Workshop, tmp_path: Path) -> None:
-    """On generated inputs, which have no names to take each other's."""
-    converted = conversion(workshop, "BERT")
-    done = run_onnxtool(
-        tmp_path, "infer", "--model_path", converted.optimized, "--benchmark", "--batch_size", "1",
-        "--sequence_length", "8", "--runs", "2", "--warmup", "0", "--format", "json",
-    )  # fmt: skip
-    assert [result["sequence_length"] for result in json_of(done)["results"]] == [8]
-
-
-def test_the_command_lines_of_the_document_are_ours(workshop: Workshop, tmp_path: Path) -> None:
-    """With the script's name replaced; one lacks a text, and another one `--force`, and both are told so."""
-    shutil.copytree(workshop.checkpoint("tiny-splade"), tmp_path / "naver" / "splade-cocondenser-ensembledistil")
-
-    def run(line: str, *more: str) -> tuple[int, str]:
-        script, *words = line.split()
-        done = run_onnxtool(tmp_path, _COMMANDS[script], *words, *more, "--quiet")
-        return done.returncode, done.stdout if done.returncode == 0 else done.stderr
-
-    assert run(_EXPORT)[0] == 0
-    assert (tmp_path / "models" / "splade-cocondenser-ensembledistil.onnx").is_file()
-    assert run(_OPTIMIZE)[0] == 0
-    assert (tmp_path / "models" / "splade-cocondenser-ensembledistil-optimized.onnx").is_file()
-    code, said = run(_OPTIMIZE_WITH_STATS)
-    assert (code, "hint: pass --force to replace it" in said) == (1, True)
-    code, said = run(_OPTIMIZE_WITH_STATS, "--force")
-    assert code == 0
-    for which in ("Original", "Optimized"):
-        assert f"{which} ONNX model summary:\nNumber of nodes: " in said
-    code, said = run(_RUN)
-    assert (code, "nothing to run: pass --text" in said) == (2, True)
-    code, said = run(_RUN, "--text", "what is AI?")
-    assert (code, "Task: sparse-encoding" in said) == (0, True)
-
-
 def test_the_documentation_says_what_to_write_for_each_of_its_names() -> None:
     """Scripts, options, functions, arguments and metadata."""
     page = _PAGE.read_text(encoding="utf-8")
     names = (
-        *_COMMANDS,
+        *_SCRIPTS,
         *("--model_name", "--model_path", "--stats", "--text"),
         *("get_model_output_names", "get_dynamic_axes", "input_names", "opset_version=14", "do_constant_folding"),
         *("model_type", "num_heads", "hidden_size", "optimizer.optimize_model", "convert_float_to_float16"),

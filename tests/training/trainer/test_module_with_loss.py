@@ -15,7 +15,7 @@ from onnxtool.torch_backend import OrtBackendOptions
 from onnxtool.training.trainer.losses import CriterionLoss, ModelLoss
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here
-from tests.training.trainer.language_models import MODELS, TOLERANCE, batch_of, eager_step, require_same_step
+from tests.training.trainer.language_models import TOLERANCE, batch_of, eager_step, require_same_step
 from tests.training.trainer.language_models import step_of as step
 from tests.training.trainer.trainers import Tagger
 
@@ -120,27 +120,3 @@ def test_what_cannot_be_computed_is_an_error_with_a_way_out(
     with pytest.raises(InputError, match=message) as caught:
         make(Tagger())
     assert caught.value.hint
-
-
-@pytest.mark.slow
-def test_the_losses_of_a_plain_loop_are_those_of_eager_pytorch() -> None:
-    """With BERT's dropout, and other labels at each step."""
-    losses: list[list[torch.Tensor]] = []
-    for compiled in (True, False):
-        torch._dynamo.reset()
-        original = MODELS["bert"]()
-        model = ModuleWithLoss(original) if compiled else None
-        optimizer = torch.optim.AdamW(original.parameters(), lr=1e-3)
-        torch.manual_seed(3)
-        losses.append([])
-        for number in range(12):
-            batch = batch_of((0.15, 0.5, 1.0)[number % 3], number)
-            optimizer.zero_grad()
-            loss = model(batch) if model is not None else original(**batch).loss
-            loss.backward()
-            optimizer.step()
-            losses[-1].append(loss.detach())
-        assert model is None or len(model.explain().graphs) == 4  # for batches with some labels, and with all
-    ours, theirs = torch.stack(losses[0]), torch.stack(losses[1])
-    assert int(theirs.isnan().sum()) == 1  # batch 6 has no labels; it moves nothing
-    torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=0, equal_nan=True)
