@@ -98,15 +98,6 @@ def test_sizes_that_change_with_every_batch_take_few_compilations(tmp_path: Path
     assert len(trainer.explain().graphs) <= 6
 
 
-@pytest.mark.slow
-def test_dynamic_sizes_take_one_compilation(tmp_path: Path) -> None:
-    """Where the caller says beforehand that sizes change."""
-    examples = classified(22, lengths=(5, 9, 7, 12, 6, 10, 8))
-    trainer = trainer_of(OrtTrainer, Sorter(), examples, tmp_path, {"max_steps": 6}, data_collator=padded, dynamic=True)
-    trainer.train()
-    assert len(trainer.explain().graphs) == 2
-
-
 def test_autocast_is_around_the_model_and_not_around_the_loss(tmp_path: Path) -> None:
     """Products are bfloat16, which keeps 8 bits, and smoothed losses float32: they differ in the last of those bits."""
     arguments = {"bf16": True, "label_smoothing_factor": 0.1}
