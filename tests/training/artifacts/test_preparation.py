@@ -42,7 +42,6 @@ _ENCODER_DECODER = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_
 CHECKPOINTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "causal": ("LlamaForCausalLM", {"num_key_value_heads": 1}),  # without dropout
     "texts": ("BertForSequenceClassification", {"num_labels": 3}),
-    "tokens": ("BertForTokenClassification", {"num_labels": 4}),
     "translation": ("T5ForConditionalGeneration", _ENCODER_DECODER),
     "encoder": ("BertModel", {}),
 }
@@ -106,7 +105,6 @@ KINDS: dict[str, tuple[str, str | None, Mapping[str, Any]]] = {
     "causal": ("causal", None, {}),
     "classes of texts": ("texts", "single_label_classification", {}),
     "labels of texts": ("texts", "multi_label_classification", {"loss": "BCEWithLogitsLoss"}),
-    "classes of tokens": ("tokens", None, {}),
     "translation": ("translation", None, {}),
 }
 
@@ -143,8 +141,8 @@ def test_the_exported_model_is_the_checkpoint(exports: Exports) -> None:
     """Its weights are those that transformers loads."""
     import transformers
 
-    model = exports.forward("tokens").reference.model
-    loaded = transformers.BertForTokenClassification.from_pretrained(exports.source("tokens"))
+    model = exports.forward("texts").reference.model
+    loaded = transformers.BertForSequenceClassification.from_pretrained(exports.source("texts"))
     torch.testing.assert_close(model.state_dict(), loaded.state_dict(), rtol=0, atol=0)
 
 
@@ -190,20 +188,21 @@ def test_a_wrong_gradient_is_found_and_nothing_is_written(
     halved = replace(rule, gradients=(lambda n: rule.gradients[0](n) * 0.5,))  # type: ignore[misc]
     monkeypatch.setitem(RULES, ("", "Erf"), halved)
     monkeypatch.delitem(RULES, ("", "Gelu"))
-    message = r"differ from BertForTokenClassification in PyTorch: .* a relative error of"
+    message = r"differ from BertForSequenceClassification in PyTorch: .* a relative error of"
     with pytest.raises(ArtifactError, match=message) as caught:
-        exports.prepare("tokens", tmp_path / "out")
+        exports.prepare("texts", tmp_path / "out")
     assert "--no_verify" in caught.value.hint
     assert not (tmp_path / "out").exists()
-    assert exports.prepare("tokens", tmp_path / "out", verify=False).proof is None
+    assert exports.prepare("texts", tmp_path / "out", verify=False).proof is None
 
 
 def test_the_row_of_padding_is_not_trained(exports: Exports, tmp_path: Path) -> None:
     """As in nn.Embedding with a padding_idx, where a tied head trains it all the same."""
-    exports.prepare("tokens", tmp_path, verify=False)
+    exports.prepare("texts", tmp_path, verify=False)
     state, module, _ = load(tmp_path)
     ids = np.array([[0, 5, 7], [5, 0, 9]])
-    feeds = {"input_ids": ids, "labels": ids % 4, "attention_mask": np.ones_like(ids), "token_type_ids": ids * 0}
+    labels = np.array([0, 2])
+    feeds = {"input_ids": ids, "labels": labels, "attention_mask": np.ones_like(ids), "token_type_ids": ids * 0}
     module(*(feeds[name] for name in module.input_names()))
     gradient = state.parameters["bert.embeddings.word_embeddings.weight"].grad
     assert gradient is not None
@@ -224,9 +223,9 @@ def test_a_dropout_that_drops_nothing_scales_all_the_same() -> None:
 
 def test_the_report_has_the_figures(exports: Exports, tmp_path: Path) -> None:
     """In the text of the command line; tests of that read them as JSON."""
-    report = exports.prepare("tokens", tmp_path)
+    report = exports.prepare("texts", tmp_path)
     assert report.proof is not None
     text = "\n".join(map(str, artifact_blocks(report)))
-    assert "BertForTokenClassification in PyTorch" in text
+    assert "BertForSequenceClassification in PyTorch" in text
     assert "largest relative difference" in text
     assert report.proof.worst_parameter in text
