@@ -159,33 +159,6 @@ def test_a_module_that_is_not_of_transformers(tmp_path: Path, return_dict: bool)
     both(tmp_path, lambda: Sorter(return_dict=return_dict), classified(12))
 
 
-def test_frozen_parameters_stay_and_adapters_train(tmp_path: Path) -> None:
-    """As with LoRA: what is added beside a frozen layer is all that learns."""
-
-    class Adapted(torch.nn.Module):
-        def __init__(self, layer: torch.nn.Linear) -> None:
-            super().__init__()
-            self.layer = layer
-            self.down = torch.nn.Linear(layer.in_features, 2, bias=False)
-            self.up = torch.nn.Linear(2, layer.out_features, bias=False)
-
-        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-            return self.layer(hidden) + self.up(self.down(hidden))
-
-    def adapted() -> torch.nn.Module:
-        model = Sorter()
-        model.requires_grad_(False)
-        model.hidden = Adapted(model.hidden)
-        return model
-
-    trainer = both(tmp_path, adapted, classified(12))
-    untouched = dict(adapted().named_parameters())
-    moved = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, untouched[name])}
-    assert {name.rsplit(".", 2)[1] for name in moved} == {"down", "up"}
-    assert all(value.grad is None for value in trainer.model.parameters() if not value.requires_grad)
-    assert moved == {name for name, value in trainer.model.named_parameters() if value.requires_grad}
-
-
 @pytest.mark.slow
 def test_a_second_train_goes_on_with_what_is_compiled(tmp_path: Path) -> None:
     """The losses of a Trainer that trains twice, and no further graph."""
