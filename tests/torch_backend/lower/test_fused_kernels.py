@@ -113,8 +113,7 @@ class Residual(nn.Module):
         return torch.nn.functional.dropout(sums, 0.1).mean((2, 3)), sums
 
 
-@pytest.mark.parametrize("make", [pictures, Residual])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("make", "dynamic"), [(pictures, False), (Residual, False), (Residual, True)])
 def test_large_pictures_are_computed_as_eager_pytorch_does_with_channels_last(
     make: Callable[[], nn.Module], dynamic: bool
 ) -> None:
