@@ -74,7 +74,7 @@ def test_no_output_is_an_input_or_another_output(tmp_path: Path) -> None:
         is_refused = "an input of this command" in done.stderr or "are both" in done.stderr
         refused[key] = refused.get(key, 0) + is_refused
     assert min(refused.values()) > 0, refused
-    assert sum(refused.values()) > 60
+    assert sum(refused.values()) > 55  # of the pairs that the options of today make
 
 
 def test_what_an_input_consists_of_stays(tmp_path: Path) -> None:
