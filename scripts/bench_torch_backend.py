@@ -31,11 +31,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from onnxtool.runtime.timing import interval_of_median
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-WAYS = ("eager", "onnxtool", "fast-dropout", "inductor-chains", "inductor", "products")
+WAYS = ("eager", "onnxtool", "fast-dropout", "inductor", "products")
 OPTIONS: dict[str, dict[str, Any]] = {
     "onnxtool": {},
     "fast-dropout": {"dropout": "fast"},
-    "inductor-chains": {"elementwise": "inductor"},
 }
 """The ways that are this backend."""
 LAYERS, HIDDEN, HEADS, BATCH, LENGTH = 4, 256, 4, 8, 128

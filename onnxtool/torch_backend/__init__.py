@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxtool.torch_backend.backend import OrtBackend, explain, make_aot_ort, onnxtool_backend, register, train_loop
+from onnxtool.torch_backend.backend import OrtBackend, explain, onnxtool_backend, register
 from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
 from onnxtool.torch_backend.translator import dump_onnx
@@ -13,9 +13,7 @@ __all__ = [
     "OrtBackendOptions",
     "dump_onnx",
     "explain",
-    "make_aot_ort",
     "onnxtool_backend",
-    "train_loop",
 ]
 
 register()

@@ -1,4 +1,4 @@
-"""The backend that TorchDynamo calls with each captured graph, and helpers to try it on a model."""
+"""The backend that TorchDynamo calls with each captured graph, and a report of what it does with a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnxtool.torch_backend.capture import partition, traceable_functions
 from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
 from onnxtool.torch_backend.lower.maximum_first import take_maximum_first
 from onnxtool.torch_backend.lower.torch_onnx import decompositions, recall_translations
-from onnxtool.torch_backend.options import OrtBackendOptions, refuse_unknown
+from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
 
 NAME = "onnxtool"
@@ -193,68 +193,7 @@ def register() -> None:
         registry.register_backend(onnxtool_backend, name=NAME)
 
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
 _LOGGER = logging.getLogger(__name__)
-
-
-@checked
-def make_aot_ort(
-    dynamic: bool = False, rewrite: bool = False, verbose: int = 0, **others: object
-) -> tuple[Callable[..., Any], OrtBackend]:
-    """Make a new backend for one model.
-
-    Args:
-        dynamic: has no effect; kept for callers of the original. `torch.compile(dynamic=...)` decides whether graphs
-            have fixed or symbolic sizes, and both are compiled.
-        rewrite: whether `onnxtool optimize` passes clean up each model before its session is created.
-        verbose: 1 or more logs how each graph was compiled, at level INFO.
-        **others: none; options of other exporters are refused by name.
-
-    Returns:
-        The value for `torch.compile(backend=...)`, and the backend itself, which counts calls and explains.
-
-    Raises:
-        CompilationError: `others` is not empty.
-    """
-    refuse_unknown(sorted(others), ("dynamic", "rewrite", "verbose"))
-    backend = OrtBackend(OrtBackendOptions(pre_ort_model_transforms=("tidy",) if rewrite else ()))
-
-    def compile_captured(graph_module: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
-        call = backend(graph_module, example_inputs)
-        if verbose:
-            _LOGGER.info("%s", backend.explain())
-        return call
-
-    return compile_captured, backend
-
-
-@checked
-def train_loop(
-    model: torch.nn.Module,
-    *inputs: Any,
-    loss_fn: Loss | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-) -> tuple[torch.Tensor, ...]:
-    """Train `model` for one step on `inputs`, with ones as targets, and return its parameters' gradients.
-
-    By default, the loss is the mean squared error and the optimizer is plain gradient descent. The loss is computed on
-    the first tensor that the model returns.
-
-    Raises:
-        ValueError: no parameter has a gradient.
-    """
-    loss_fn = loss_fn or torch.nn.MSELoss()
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1e-3)
-    model.train()
-    optimizer.zero_grad()
-    prediction = _first_tensor(model(*inputs))
-    loss_fn(prediction, torch.ones_like(prediction)).backward()
-    optimizer.step()
-    gradients = tuple(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
-    if not gradients:
-        raise ValueError("no parameter of the model has a gradient")
-    return gradients
 
 
 @checked

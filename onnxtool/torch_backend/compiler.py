@@ -12,7 +12,6 @@ import torch
 
 from onnxtool.errors import CompilationError
 from onnxtool.torch_backend.execution import SessionCall
-from onnxtool.torch_backend.inductor_chains import Chain, in_chains
 from onnxtool.torch_backend.lower.fx_rewrites.rewriter import rewrite_symbolic_sizes, rewritten
 from onnxtool.torch_backend.lower.placement import VIEW, reasons_to_stay
 from onnxtool.torch_backend.matmul_placement import ResultMemory, faster_in_pytorch, with_result_memory
@@ -78,18 +77,15 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
             continue
         break
     translator.remember(owner, rejected)
-    eager = [list(in_chains(owner, stage.eager, translator)) for stage in stages]
+    eager = [stage.eager for stage in stages]
     call: Compiled = _assemble(owner, eager, partitions, [made and made[1] for made in calls], views, measured)
     if options.assert_close_to_baseline:
         call = compared(call, original, options)
-    in_kernels = {
-        node: item.reason for items in eager for item in items if isinstance(item, Chain) for node in item.nodes
-    }
     report = GraphReport(
         kind=kind,
         partitions=tuple(made[0] for made in calls if made),
         eager=tuple(
-            EagerNode(node.name, called(node.target), in_kernels.get(node, why))
+            EagerNode(node.name, called(node.target), why)
             for node, why in stay.items()
             if _computes(node) and node not in views and why != VIEW
         ),
@@ -120,7 +116,7 @@ def _call(
 
 def _assemble(
     owner: torch.fx.GraphModule,
-    eager: Sequence[Sequence[torch.fx.Node | Chain]],
+    eager: Sequence[Sequence[torch.fx.Node]],
     partitions: Sequence[Partition | None],
     calls: Sequence[SessionCall | None],
     views: Sequence[torch.fx.Node],
@@ -135,22 +131,15 @@ def _assemble(
     for node in owner.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             copies[node] = graph.node_copy(node, copies.__getitem__)
-
-    def call_whole(partition: Partition, call: Callable[..., Any]) -> None:
-        results = graph.call_function(call, _arguments(graph, partition, copies))
-        for index, node in enumerate(partition.outputs):
-            copies[node] = graph.call_function(operator.getitem, (results, index))
-
-    for items, partition, call in zip(eager, partitions, calls, strict=True):
+    for nodes, partition, call in zip(eager, partitions, calls, strict=True):
         if partition is not None and call is not None:
-            call_whole(partition, call)
-        for item in items:
-            if isinstance(item, Chain):
-                call_whole(item.partition, item.kernel)
-                continue
-            copies[item] = graph.node_copy(item, copies.__getitem__)
-            if item.name in with_memory:
-                copies[item].target = with_result_memory(item, memory)
+            results = graph.call_function(call, _arguments(graph, partition, copies))
+            for index, node in enumerate(partition.outputs):
+                copies[node] = graph.call_function(operator.getitem, (results, index))
+        for node in nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            if node.name in with_memory:
+                copies[node].target = with_result_memory(node, memory)
     for node in views:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     (output,) = owner.graph.find_nodes(op="output")

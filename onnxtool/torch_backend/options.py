@@ -29,7 +29,6 @@ The model has the graph's inputs and outputs in order; `SymInt` inputs are INT64
 """
 
 MATMUL_PLACEMENTS = ("measured", "onnxruntime")
-ELEMENTWISE_KERNELS = ("pytorch", "inductor")
 
 
 class OrtBackendOptions(Options):
@@ -66,13 +65,10 @@ class OrtBackendOptions(Options):
         matmuls: `measured` runs each large matmul and convolution on the CPU in onnxruntime or PyTorch, whichever a
             measurement at compile time finds faster (kept in `cache_folder`); `onnxruntime` leaves all of them in
             onnxruntime.
-        elementwise: how chains of elementwise operators and reductions that stay in PyTorch on the CPU are run:
-            `pytorch` calls one kernel after another; `inductor` compiles each chain into one kernel if a measurement
-            finds that faster. It needs a C++ compiler.
 
     Raises:
         OptionError: an option does not accept a value.
-        CompilationError: `dropout` has no effect, or inductor has no C++ compiler.
+        CompilationError: `dropout` or `translations` has no effect.
     """
 
     preferred_execution_providers: Sequence[Provider] = ()
@@ -93,12 +89,9 @@ class OrtBackendOptions(Options):
     cache_folder: OptionalPath = UNSET
     dropout: Annotated[str, Option(choices=tuple(DROPOUT_MASKS))] = "eager"
     matmuls: Annotated[str, Option(choices=MATMUL_PLACEMENTS)] = "measured"
-    elementwise: Annotated[str, Option(choices=ELEMENTWISE_KERNELS)] = "pytorch"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.elementwise == "inductor":
-            _require_compiler()
         check_translations(self.translations)
         if self.translations and callable(self.converter):
             raise CompilationError("translations has no effect with a function as converter", "leave one out")
@@ -121,26 +114,12 @@ class OrtBackendOptions(Options):
         return cls(**options)
 
 
-def _require_compiler() -> None:
-    """Raise if inductor would fail at its first kernel."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler as error:
-        raise CompilationError(
-            f'elementwise="inductor" needs a C++ compiler: {error}',
-            'install one, such as g++, name it in the environment variable CXX, or leave elementwise at "pytorch"',
-        ) from error
-
-
 _EXPORTERS_OPTIONS = {
     "target_opset": "graphs have the opset of PyTorch's exporter, and run in this process only",
     "patterns": "list passes in pre_ort_model_transforms",
     "constant_folding": "optimize=False switches it off",
     "remove_unused": "a graph has no unused nodes",
-    "verbose": "make_aot_ort(verbose=1) and explain() say what was compiled",
+    "verbose": "explain() says what was compiled",
     "export_options": "converter is a function that exports as you like",
     "dispatcher": "translations takes a function for each operator",
     "custom_translation_table": "translations takes the same table",

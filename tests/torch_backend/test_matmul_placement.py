@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from onnxtool.errors import OptionError
-from onnxtool.torch_backend import OrtBackend, OrtBackendOptions, measurement
-from onnxtool.torch_backend.matmul_placement import ResultMemory
-from onnxtool.torch_backend.measurement import gains
+from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
+from onnxtool.torch_backend import matmul_placement as placement
+from onnxtool.torch_backend.matmul_placement import ResultMemory, gains
 from tests.torch_backend.oracle import require_same
 
 SIZE = 288
@@ -39,14 +39,14 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurement, "_measured", {})
+    monkeypatch.setattr(placement, "_measured", {})
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return a clock by which PyTorch is faster."""
     clock = Clock(PYTORCH)
-    monkeypatch.setattr(measurement, "_shortest_ms", clock)
+    monkeypatch.setattr(placement, "_shortest_ms", clock)
     return clock
 
 
@@ -152,7 +152,7 @@ def test_a_later_process_decides_by_the_record_of_the_first(clock: Clock, tmp_pa
 
     def compile_again() -> int:
         torch._dynamo.reset()
-        measurement._measured.clear()
+        placement._measured.clear()
         x, w = square().detach(), square(1).detach()
         return len(in_pytorch(require_same(lambda x, w: x @ w, x, w, atol=TOLERANCE, options=options)))
 
@@ -172,7 +172,7 @@ def test_a_measurement_takes_both_libraries_and_leaves_the_generator_alone() -> 
     torch.manual_seed(3)
     torch.compile(lambda x, w: x @ w, backend=OrtBackend())(square().detach(), square(1).detach())
     assert torch.equal(torch.rand(1), expected)
-    (times,) = measurement._measured.values()
+    (times,) = placement._measured.values()
     assert min(times) > 0
 
 

@@ -13,7 +13,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 
 from onnxtool.errors import CompilationError, InputError
-from onnxtool.torch_backend import OrtBackendOptions, make_aot_ort
+from onnxtool.torch_backend import OrtBackendOptions
 from onnxtool.training import ModuleWithLoss
 from onnxtool.training.trainer.losses import CriterionLoss
 from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here
@@ -178,16 +178,13 @@ def test_outputs_of_a_function_of_model_inputs_and_targets_are_refused() -> None
         ("target_opset", "exporter"),
         ("patterns", "pre_ort_model_transforms"),
         ("constant_folding", "optimize=False"),
-        ("verbose", "make_aot_ort"),
+        ("verbose", "explain"),
     ],
 )
 def test_options_of_another_exporter_are_refused_with_what_stands_for_them(name: str, way_out: str) -> None:
-    """Of torch.compile and of make_aot_ort, which knows verbose."""
+    """By its name."""
     options: dict[str, Any] = {name: 1}
     with pytest.raises(CompilationError, match=f"no option {name}") as caught:
         OrtBackendOptions.from_mapping(options)
     assert f"{name}: " in caught.value.hint
     assert way_out in caught.value.hint
-    if name != "verbose":
-        with pytest.raises(CompilationError, match=f"no option {name}"):
-            make_aot_ort(dynamic=True, **options)
