@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from onnxtool.torch_backend.lower.decompositions import elementwise, order, pooling, random, scatters
+from onnxtool.torch_backend.lower.decompositions import elementwise, random, scatters
 from onnxtool.torch_backend.lower.fx_rewrites import arithmetic, gradients
 from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, is_seen, seen_elements, seen_shape
 
@@ -152,6 +152,7 @@ _SCORES = Denied(
     _is_sum_of_scores,
 )
 _SPECIAL = Decision(denied=Denied("PyTorch's kernel serves as well as the dozens of ONNX nodes that it would become"))
+_RARE = Decision(no_decomposition="PyTorch's kernel computes it in one pass", denied=_SPECIAL.denied)
 _DRAWS = Decision(no_decomposition="its decomposition draws other random numbers")
 _INDEX_PUT = Decision(decomposition=scatters.index_put, denied=_ACCUMULATES)
 
@@ -169,7 +170,6 @@ DECISIONS: dict[object, Decision] = {
     aten.index_copy.default: Decision(decomposition=scatters.index_copy),
     aten.index_fill.int_Scalar: Decision(decomposition=scatters.index_fill),
     aten.index_fill.int_Tensor: Decision(decomposition=scatters.index_fill),
-    aten.index_reduce.default: Decision(decomposition=scatters.index_reduce),
     aten.scatter_reduce.two: Decision(
         decomposition=scatters.scatter_reduce,
         denied=Denied(
@@ -177,9 +177,13 @@ DECISIONS: dict[object, Decision] = {
             lambda node: _argument(node, 4, "reduce") in ("mean", "amax", "amin"),
         ),
     ),
-    aten.put.default: Decision(decomposition=scatters.put),
-    aten.as_strided_scatter.default: Decision(decomposition=scatters.as_strided_scatter),
-    aten.masked_scatter_backward.default: Decision(decomposition=scatters.masked_scatter_backward),
+    **dict.fromkeys(
+        (
+            *(aten.index_reduce.default, aten.put.default),
+            *(aten.as_strided_scatter.default, aten.masked_scatter_backward.default),
+        ),
+        _RARE,
+    ),
     aten.embedding_renorm.default: Decision(denied=Denied("changes its table in place")),
     aten._embedding_bag.default: Decision(denied=Denied("returns nothing that the backward pass needs")),
     aten._embedding_bag_forward_only.default: Decision(denied=Denied("translated without a check of its indices")),
@@ -188,41 +192,46 @@ DECISIONS: dict[object, Decision] = {
         Decision(no_decomposition="an index outside of its image is one of another image"),
     ),
     # pooling
-    aten.avg_pool1d.default: Decision(denied=_POOLING),
-    aten.avg_pool2d.default: Decision(decomposition=partial(pooling.average_pool, rank=2), denied=_POOLING),
-    aten.avg_pool3d.default: Decision(decomposition=partial(pooling.average_pool, rank=3), denied=_POOLING),
-    aten.avg_pool2d_backward.default: Decision(partial(pooling.average_pool_backward, rank=2)),
-    aten.avg_pool3d_backward.default: Decision(partial(pooling.average_pool_backward, rank=3)),
-    aten._adaptive_avg_pool3d.default: Decision(pooling.adaptive_average_pool),
-    aten._adaptive_avg_pool2d_backward.default: Decision(partial(pooling.adaptive_average_pool_backward, rank=2)),
-    aten._adaptive_avg_pool3d_backward.default: Decision(partial(pooling.adaptive_average_pool_backward, rank=3)),
-    aten.adaptive_max_pool2d.default: Decision(pooling.adaptive_max_pool),
-    aten.adaptive_max_pool3d.default: Decision(pooling.adaptive_max_pool),
-    aten.adaptive_max_pool2d_backward.default: Decision(partial(pooling.max_pool_backward, rank=2)),
-    aten.adaptive_max_pool3d_backward.default: Decision(partial(pooling.max_pool_backward, rank=3)),
-    aten.max_pool3d_with_indices_backward.default: Decision(pooling.max_pool3d_backward),
+    **dict.fromkeys(
+        (aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default), Decision(denied=_POOLING)
+    ),
+    **dict.fromkeys(
+        (
+            *(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default, aten._adaptive_avg_pool3d.default),
+            *(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default),
+            *(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default),
+            *(aten.adaptive_max_pool2d_backward.default, aten.adaptive_max_pool3d_backward.default),
+            aten.max_pool3d_with_indices_backward.default,
+        ),
+        _RARE,
+    ),
     aten.max_pool2d_with_indices.default: Decision(denied=_INDICES, fused_kernel=FusedKernel.WITH_INDICES),
     aten.max_pool3d_with_indices.default: Decision(denied=_INDICES),
     aten.max_pool2d_with_indices_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
     # padding
-    aten.replication_pad1d_backward.default: Decision(pooling.replication_pad_backward),
-    aten.replication_pad2d_backward.default: Decision(pooling.replication_pad_backward),
-    aten.replication_pad3d_backward.default: Decision(pooling.replication_pad_backward),
+    **dict.fromkeys(
+        (
+            *(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default),
+            aten.replication_pad3d_backward.default,
+        ),
+        _RARE,
+    ),
     aten.grid_sampler_2d.default: Decision(denied=_SAMPLED),
     aten.slice_scatter.default: Decision(fx_rewrites=(gradients.padded_slice,)),
     aten.cat.default: Decision(fx_rewrites=(arithmetic.concatenation_without_empty,)),
     **dict.fromkeys((aten.split.Tensor, aten.split_with_sizes.default), Decision(elementwise.unknown_parts)),
     # order, running maxima and products
     **dict.fromkeys((aten.sort.default, aten.topk.default), Decision(denied=_ORDER)),
-    aten.searchsorted.Tensor: Decision(order.search_sorted),
-    aten.bucketize.Tensor: Decision(order.bucketize),
+    **dict.fromkeys(
+        (
+            *(aten.searchsorted.Tensor, aten.bucketize.Tensor, aten.cummax.default, aten.cummin.default),
+            *(aten.cumprod.default, aten._trilinear.default),
+        ),
+        _RARE,
+    ),
     aten.bucketize.Scalar: Decision(no_decomposition="it reads a value, and a traced graph has none"),
-    aten.max.dim: Decision(order.maximum_of_booleans),
-    aten.cummax.default: Decision(partial(order.running_extreme, replaces=torch.ge)),
-    aten.cummin.default: Decision(partial(order.running_extreme, replaces=torch.le)),
-    aten.cumprod.default: Decision(order.running_product),
+    aten.max.dim: Decision(elementwise.maximum_of_booleans),
     prims.prod.default: Decision(elementwise.product),
-    aten._trilinear.default: Decision(elementwise.trilinear),
     # maxima and minima of NaN; getitem takes the values or the indices of max.dim and min.dim
     aten.amax.default: Decision(
         partial(elementwise.over_extremes, reduce=aten.amax.default), fx_rewrites=(arithmetic.extreme,)
@@ -246,7 +255,7 @@ DECISIONS: dict[object, Decision] = {
     **dict.fromkeys((prims.bessel_i0.default, prims.bessel_i0e.default), _SPECIAL),
     **dict.fromkeys((prims.bessel_i1.default, prims.bessel_i1e.default), _SPECIAL),
     **dict.fromkeys((aten.special_modified_bessel_i0.default, aten.special_modified_bessel_i1.default), _SPECIAL),
-    aten.special_spherical_bessel_j0.default: Decision(elementwise.spherical_bessel_j0),
+    aten.special_spherical_bessel_j0.default: _SPECIAL,
     aten.clamp.default: Decision(elementwise.clamp),
     aten.clamp_min.default: Decision(elementwise.clamp),
     aten.clamp_max.default: Decision(elementwise.clamp),
@@ -273,9 +282,7 @@ DECISIONS: dict[object, Decision] = {
     **dict.fromkeys(
         (aten.logaddexp.default, aten.logaddexp2.default, aten.logcumsumexp.default), Decision(denied=_OVERFLOWS)
     ),
-    aten.fmax.default: Decision(partial(elementwise.number_of_two, select=torch.maximum)),
-    aten.fmin.default: Decision(partial(elementwise.number_of_two, select=torch.minimum)),
-    aten.hypot.default: Decision(elementwise.hypotenuse),
+    **dict.fromkeys((aten.fmax.default, aten.fmin.default, aten.hypot.default), _RARE),
     aten.relu.default: Decision(elementwise.relu, fused_kernel=FusedKernel.BETWEEN_OTHERS),
     aten.threshold_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
     aten.sigmoid.default: Decision(fx_rewrites=(arithmetic.exact_sigmoid,)),

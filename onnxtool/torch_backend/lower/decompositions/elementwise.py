@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._decomp.decompositions import silu_backward, split
-
-_LAST_TERM_OF_SINC = 6
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
@@ -122,38 +119,6 @@ def summed_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.bmm(left, right).sum(0)
 
 
-def number_of_two(
-    x: torch.Tensor, y: torch.Tensor, *, select: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    """Return the one that `select` (maximum or minimum) takes, or the other one if that is NaN."""
-    x, y = torch.broadcast_tensors(x, y)
-    if not x.dtype.is_floating_point:
-        return select(x, y)
-    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, select(x, y)))
-
-
-def hypotenuse(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return sqrt(x^2 + y^2) from the ratio of the smaller to the larger, whose square is finite.
-
-    The result is infinite if either is, regardless of the other.
-    """
-    x, y = x.abs(), y.abs()
-    larger, smaller = torch.maximum(x, y), torch.minimum(x, y)
-    ratio = smaller / torch.where(larger == 0, torch.ones_like(larger), larger)
-    result = larger * torch.sqrt(1 + ratio * ratio)
-    return torch.where(x.isinf() | y.isinf(), torch.full_like(result, math.inf), result)
-
-
-def spherical_bessel_j0(x: torch.Tensor) -> torch.Tensor:
-    """Return sin(x) / x: from its series near zero, one at zero, zero at infinity."""
-    square = x * x
-    series = torch.zeros_like(x)
-    for term in reversed(range(_LAST_TERM_OF_SINC + 1)):
-        series = series * square + (-1) ** term / math.factorial(2 * term + 1)
-    result = torch.where(x.abs() < 0.5, series, torch.sin(x) / x)
-    return torch.where(x.isinf(), torch.zeros_like(x), result)
-
-
 aten = torch.ops.aten
 
 
@@ -233,20 +198,8 @@ def product(x: torch.Tensor, dims: Sequence[int] | None, *, output_dtype: torch.
     return x
 
 
-def trilinear(
-    x: torch.Tensor,
-    y: torch.Tensor,
-    z: torch.Tensor,
-    expand1: Sequence[int],
-    expand2: Sequence[int],
-    expand3: Sequence[int],
-    sumdim: Sequence[int],
-    unroll_dim: int = 1,
-) -> torch.Tensor:
-    """Sum products of three tensors, each lacking some of the dimensions, as two matmuls."""
-    letters = string.ascii_lowercase[: x.dim() + len(expand1)]
-    inputs = (
-        "".join(letter for dim, letter in enumerate(letters) if dim not in e) for e in (expand1, expand2, expand3)
-    )
-    kept = "".join(letter for dim, letter in enumerate(letters) if dim not in sumdim)
-    return torch.einsum(f"{','.join(inputs)}->{kept}", x, y, z)
+def maximum_of_booleans(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return whether any value along `dim` is true, and the index of the first; for booleans only."""
+    if x.dtype is not torch.bool or not x.dim():
+        return NotImplemented  # type: ignore[no-any-return]
+    return x.any(dim, keepdim), x.to(torch.int32).argmax(dim, keepdim)

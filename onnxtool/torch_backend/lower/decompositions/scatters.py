@@ -99,24 +99,6 @@ def diagonal_scatter(
     return result.reshape(ordered.shape).permute([order.index(dim) for dim in range(x.dim())])
 
 
-def index_reduce(
-    x: torch.Tensor,
-    dim: int,
-    index: torch.Tensor,
-    source: torch.Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> torch.Tensor:
-    """Reduce slices of `source` into the slices of `x` selected by `index`, with one scatter along `dim`."""
-    if not x.dim():
-        return index_reduce(
-            x.reshape(1), 0, index.reshape(-1), source.reshape(-1), reduce, include_self=include_self
-        ).reshape(())
-    places = _places(x, dim, index, source)
-    return aten.scatter_reduce.two(x, dim, places, source, reduce, include_self=include_self)
-
-
 def scatter_reduce(
     x: torch.Tensor,
     dim: int,
@@ -134,51 +116,6 @@ def scatter_reduce(
     counts = aten.scatter_add.default(before, dim, index, torch.ones_like(source))
     start = x if include_self else torch.where(counts > 0, torch.zeros_like(x), x)
     return aten.scatter_add.default(start, dim, index, source) / counts.clamp(min=1)
-
-
-def put(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
-    """Write or add `source` at positions of the flattened `x`."""
-    row, places = x.reshape(-1), index.reshape(-1)
-    places = torch.where(places < 0, places + row.shape[0], places)
-    scatter = aten.scatter_add.default if accumulate else aten.scatter.src
-    return scatter(row, 0, places, source.reshape(-1)).reshape(x.shape)
-
-
-def as_strided_scatter(
-    x: torch.Tensor,
-    source: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    storage_offset: int | None = None,
-) -> torch.Tensor:
-    """Write `source` at distinct offsets in the memory of a contiguous `x`."""
-    known = all(isinstance(number, int) for number in (*size, *stride, *x.shape))
-    if not known or not x.is_contiguous() or x.storage_offset() or _overlaps(size, stride):
-        return NotImplemented
-    places = torch.full([], storage_offset or 0, dtype=torch.int64, device=x.device)
-    for length, step in zip(size, stride, strict=True):
-        places = places.unsqueeze(-1) + torch.arange(length, device=x.device) * step
-    return aten.scatter.src(x.reshape(-1), 0, places.reshape(-1), source.reshape(-1)).reshape(x.shape)
-
-
-def masked_scatter_backward(gradient: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """Return the gradients under the mask packed together, followed by zeros."""
-    mask = mask.expand(gradient.shape).reshape(-1)
-    num_values = math.prod(sizes)
-    # Elements outside the mask go to one extra position at the end.
-    places = torch.where(mask, mask.cumsum(0) - 1, num_values)
-    zeros = torch.zeros(num_values + 1, dtype=gradient.dtype, device=gradient.device)
-    return aten.scatter_add.default(zeros, 0, places, gradient.reshape(-1)).narrow(0, 0, num_values).reshape(sizes)
-
-
-def _overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return whether two elements of a strided tensor may share memory."""
-    reach = 0
-    for step, length in sorted(zip(stride, size, strict=True)):
-        if length > 1 and step <= reach:
-            return True
-        reach += (length - 1) * step
-    return False
 
 
 def _linear(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
