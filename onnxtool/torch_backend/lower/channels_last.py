@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from onnxtool.torch_backend.lower.optional import attempted
+from onnxtool.torch_backend.lower import attempted
 from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, call, is_call, seen_elements, tensor_of
 
 aten = torch.ops.aten

@@ -21,7 +21,7 @@ from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.patterns import match_normalized, match_rotation, scaled
 from onnxtool.graph.writer import Writer, scoped
 from onnxtool.model_file.domains import default_opset
-from onnxtool.torch_backend.lower.optional import attempted
+from onnxtool.torch_backend.lower import attempted
 from onnxtool.torch_backend.lower.torch_onnx import quiet
 from onnxtool.torch_backend.options import Transform
 from onnxtool.torch_backend.sessions import INPUTS_KEY, NUM_NODES_KEY

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from onnxtool.torch_backend.lower.optional import attempted
+from onnxtool.torch_backend.lower import attempted
 
 _RELU = (torch.relu, functional.relu, "relu", torch.relu_, "relu_")
 _LOG1P = (torch.log1p, "log1p", "log1p_")  # never decreases where it is defined; after relu, it always is

@@ -15,9 +15,9 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._sympy.functions import FloorDiv
 
+from onnxtool.torch_backend.lower import attempted
 from onnxtool.torch_backend.lower.decisions import decision
 from onnxtool.torch_backend.lower.fx_rewrites.arithmetic import empty_result, indexes_nothing
-from onnxtool.torch_backend.lower.optional import attempted
 from onnxtool.torch_backend.nodes import Node, tensor_of
 from onnxtool.torch_backend.own_translations import Translations, mark
 
