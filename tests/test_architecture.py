@@ -77,7 +77,7 @@ ONLY_IN = {
     "cyclonedx": {"release"},
     "model_signing": {"release"},
     "onnxruntime": {"runtime", "optimize", "torch_backend", "training"},
-    "onnx": {"autodiff", "export", "graph", "model_file", "optimize", "runtime", "stats", "torch_backend", "training"},
+    "onnx": {"autodiff", "export", "graph", "model_file", "optimize", "runtime", "torch_backend", "training"},
     "onnx_ir": {"autodiff", "export", "graph", "model_file", "optimize", "torch_backend", "training"},
 }
 HEAVY = (

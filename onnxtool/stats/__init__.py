@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from onnxtool.model_file import ModelFile
 from onnxtool.options import NOTHING, Many, Option, Options, StrPath, checked
+from onnxtool.reports import Json, TensorInfo, to_json
 from onnxtool.summary import summarize_file
 from onnxtool.summary import summarize_model as summarize_model
-from onnxtool.summary.difference import compare_stats as compare_stats
-from onnxtool.summary.difference import weights_of
-from onnxtool.summary.figures import Difference
+from onnxtool.summary.duplicates import hash_weights
+from onnxtool.summary.figures import Change, Difference, MappingDelta, Stats, StatsDelta, Weight
 
 
 class Settings(Options):
@@ -57,4 +58,102 @@ def compare_models(model: StrPath, base: StrPath, *, weights: bool = True) -> Di
     """
     files = ModelFile.open(model), ModelFile.open(base)
     after, before = map(summarize_file, files)
-    return compare_stats(after, before, *(weights_of(file, hashed=weights) for file in files))
+    return compare_stats(after, before, *(_weights_of(file, hashed=weights) for file in files))
+
+
+def compare_stats(
+    model: Stats,
+    base: Stats,
+    weights: Mapping[str, Weight] | None = None,
+    base_weights: Mapping[str, Weight] | None = None,
+) -> Difference:
+    """Compare two summaries; numeric differences are the model's value minus the base's.
+
+    Args:
+        model: the reviewed model.
+        base: the model to compare it with.
+        weights: the model's initializers by name; without them and `base_weights`, none are compared.
+        base_weights: the base's.
+    """
+    after, before = weights or {}, base_weights or {}
+    initializers, renamed = _compare_weights(after, before)
+    delta = StatsDelta(
+        num_nodes=model.num_nodes - base.num_nodes,
+        num_initializers=model.num_initializers - base.num_initializers,
+        num_parameters=model.num_parameters - base.num_parameters,
+        size_bytes=model.size_bytes - base.size_bytes,
+        duplicate_bytes=model.duplicate_bytes - base.duplicate_bytes,
+        ops=_compare_mappings(model.ops, base.ops),
+        inputs=_compare_mappings(_by_name(model.inputs), _by_name(base.inputs)),
+        outputs=_compare_mappings(_by_name(model.outputs), _by_name(base.outputs)),
+        opsets=_compare_mappings(model.opsets, base.opsets),
+        metadata=_compare_mappings(model.metadata, base.metadata),
+        num_attentions=model.num_attentions - base.num_attentions,
+        weights=initializers,
+        hashed=any(weight.sha256 for weight in after.values()),
+        num_not_hashed=sum(
+            weight.size_bytes > 0 and not weight.sha256 and _describe(weight) == _describe(before[name])
+            for name, weight in after.items()
+            if name in before
+        ),
+        renamed=renamed,
+        layers=_compare_mappings(
+            {name: to_json(layer) for name, layer in model.layers.items()},
+            {name: to_json(layer) for name, layer in base.layers.items()},
+        ),
+        functions=_compare_mappings(
+            {function.name: to_json(function) for function in model.functions},
+            {function.name: to_json(function) for function in base.functions},
+        ),
+    )
+    return Difference(base=base, model=model, delta=delta)
+
+
+def _weights_of(file: ModelFile, *, hashed: bool) -> dict[str, Weight]:
+    """Return the initializers of a model by name; if bodies of If and Loop share a name, the last one."""
+    hashes = hash_weights(file) if hashed else {}
+    return {
+        tensor.name: Weight(tensor.name, tensor.dtype, tensor.dims, tensor.size_bytes, hashes.get(tensor.name, ""))
+        for tensor in file.structure.initializers
+    }
+
+
+def _compare_weights(model: Mapping[str, Weight], base: Mapping[str, Weight]) -> tuple[MappingDelta, dict[str, str]]:
+    """Compare initializers by name; with hashes, an initializer whose name alone changed is listed as renamed."""
+    gone = {_content(base[name]): name for name in sorted(base.keys() - model.keys(), reverse=True)}
+    renamed = {}
+    for name in sorted(model.keys() - base.keys()):
+        content = _content(model[name])
+        if content is not None and content in gone:
+            renamed[gone.pop(content)] = name
+    found = frozenset(renamed.values())
+    delta = _compare_mappings(
+        {name: _describe(weight) for name, weight in model.items() if name not in found},
+        {name: _describe(weight) for name, weight in base.items() if name not in renamed},
+    )
+    return delta, dict(sorted(renamed.items()))
+
+
+def _content(weight: Weight) -> tuple[str, tuple[int, ...], str] | None:
+    return (weight.dtype, weight.shape, weight.sha256) if weight.sha256 else None
+
+
+def _describe(weight: Weight) -> Json:
+    described: dict[str, Json] = {"dtype": weight.dtype, "shape": list(weight.shape)}
+    return described | {"sha256": weight.sha256} if weight.sha256 else described
+
+
+def _by_name(tensors: Iterable[TensorInfo]) -> dict[str, Json]:
+    return {tensor.name: {"dtype": tensor.dtype, "shape": to_json(tensor.shape)} for tensor in tensors}
+
+
+def _compare_mappings(model: Mapping[str, Json], base: Mapping[str, Json]) -> MappingDelta:
+    return MappingDelta(
+        added={name: model[name] for name in sorted(model.keys() - base.keys())},
+        removed={name: base[name] for name in sorted(base.keys() - model.keys())},
+        changed={
+            name: Change(before=base[name], after=model[name])
+            for name in sorted(model.keys() & base.keys())
+            if model[name] != base[name]
+        },
+    )

@@ -21,8 +21,7 @@ from onnxtool.errors import TrainingError
 from onnxtool.options import checked, field_hints
 from onnxtool.torch_backend import Explanation, OrtBackend, OrtBackendOptions
 from onnxtool.training.trainer.losses import with_all_arguments
-from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
-from onnxtool.training.trainer.step_options import StepOptions
+from onnxtool.training.trainer.module_with_loss import ModuleWithLoss, StepOptions
 
 _logger = logging.getLogger(__name__)
 
