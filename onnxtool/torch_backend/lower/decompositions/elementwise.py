@@ -200,6 +200,5 @@ def product(x: torch.Tensor, dims: Sequence[int] | None, *, output_dtype: torch.
 
 def maximum_of_booleans(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Return whether any value along `dim` is true, and the index of the first; for booleans only."""
-    if x.dtype is not torch.bool or not x.dim():
-        return NotImplemented  # type: ignore[no-any-return]
-    return x.any(dim, keepdim), x.to(torch.int32).argmax(dim, keepdim)
+    is_left = x.dtype is not torch.bool or not x.dim()
+    return NotImplemented if is_left else (x.any(dim, keepdim), x.to(torch.int32).argmax(dim, keepdim))
