@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import onnx
 
 ALIAS = "ai.onnx"
+STRINGS = "ai.onnx.contrib"  # operators of onnxruntime-extensions
 
 
 def settled(domain: str) -> str:

@@ -28,6 +28,7 @@ from onnxtool.version import DISTRIBUTION, commit, installed
 # Both write the module `onnxruntime`; if both are installed, the last one written runs.
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 _MISSING = "not installed"
+_EXTRAS = ("export", "text")
 _LOAD_SECONDS, _LOAD_BYTES = 60, 8 << 30  # to load the library of a plugin
 
 
@@ -68,13 +69,13 @@ def describe_environment() -> EnvironmentReport:
 
 
 def _requirements() -> tuple[list[Requirement], list[str]]:
-    """Return the requirements of onnxtool and its extra `export` on this platform, or why they are unknown."""
+    """Return the requirements of onnxtool and these extras on this platform, or why they are unknown."""
     try:
         stated = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         return [], ["onnxtool runs from its source folder, so its requirements were not checked; pip install -e ."]
     requirements = [Requirement(line) for line in stated]
-    return [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": "export"})], []
+    return [r for r in requirements if r.marker is None or any(r.marker.evaluate({"extra": e}) for e in _EXTRAS)], []
 
 
 def _runtime_problems(packages: dict[str, str]) -> Iterator[str]:

@@ -16,7 +16,7 @@ import importlib.util
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
 from onnxtool.errors import OptionError, ProviderError, first_line
+from onnxtool.model_file.domains import STRINGS
 from onnxtool.options import NOTHING, UNSET, Effect, Many, Option, OptionalPath, Options, not_a_choice
 from onnxtool.runtime.machine import available_cores, device_memory, processor_features, vector_instructions
 from onnxtool.version import installed
@@ -558,3 +559,29 @@ def products_saturate() -> bool:
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"x": np.full((_ROWS, _WIDTH), _ACTIVATION, np.uint8)})
     return bool((found != _WIDTH * _ACTIVATION * _WEIGHT).any())
+
+
+def register_operators(options: Any, domains: Iterable[str]) -> None:
+    """Make the operators known to onnxruntime's session options, if a graph with these domains has them.
+
+    Raises:
+        ProviderError: the package is not installed.
+    """
+    if STRINGS in domains:
+        options.register_custom_ops_library(find_library())
+
+
+def find_library() -> str:
+    """Return the path of the library with the operators.
+
+    Raises:
+        ProviderError: the package is not installed.
+    """
+    try:
+        from onnxruntime_extensions import get_library_path
+    except ImportError:
+        raise ProviderError(
+            "texts are read in a graph by operators of onnxruntime-extensions, which is not installed",
+            "pip install 'onnxtool-cli[text]'",
+        ) from None
+    return str(get_library_path())
