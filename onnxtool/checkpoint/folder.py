@@ -232,6 +232,7 @@ class CheckpointFolder(ModuleFiles):
             if there is none.
         padding: the side on which texts are padded, from the model's stamp; empty for the tokenizer's own.
         described: modules described by the user instead of modules.json; None for no description.
+        embedded: the tokenizer.json in a graph that reads texts, which replaces that in the folder; empty for none.
     """
 
     path: Path
@@ -239,6 +240,7 @@ class CheckpointFolder(ModuleFiles):
     tokenizer_sha256: str = ""
     padding: str = ""
     described: SentenceModules | None = field(default=None, repr=False)
+    embedded: str = field(default="", repr=False)
 
     @cached_property
     def sentence_modules(self) -> SentenceModules:
@@ -281,16 +283,19 @@ def find_checkpoint_folder(
         ModelFileError: the model's metadata names a folder that is not next to it.
     """
     sha256, padding = (model.metadata.get(key, "") for key in (TOKENIZER_KEY, PADDING_KEY))
+    embedded = model.embedded_tokenizer or ""
     if model_name is not None:
         named = _named_folder(model, os.fspath(model_name), needs)
-        return replace(named, tokenizer_sha256=sha256, padding=padding)
+        return replace(named, tokenizer_sha256=sha256, padding=padding, embedded=embedded)
     tried = list(dict.fromkeys(_candidates(model, model.path)))
     if model.path.is_symlink():  # a model in a cache or store has its files next to the target, or next to the link
         tried = list(dict.fromkeys((*tried, *_candidates(model, model.path.resolve()))))
     for path in tried:
-        folder = CheckpointFolder(path, tokenizer_sha256=sha256, padding=padding)
+        folder = CheckpointFolder(path, tokenizer_sha256=sha256, padding=padding, embedded=embedded)
         if any(folder.locate(name) for name in needs):
             return folder
+    if embedded:
+        return CheckpointFolder(model.path.with_suffix(""), padding=padding, embedded=embedded)
     raise InputError(
         f"no {' or '.join(needs)} for {model.path}; looked in {', '.join(str(path) for path in tried)}",
         "pass --model_name with the checkpoint's folder or its id on the hub",

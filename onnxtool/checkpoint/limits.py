@@ -55,6 +55,8 @@ def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit |
         InputError: a file of the checkpoint is malformed.
         ModelFileError: the stamp is not a number of tokens.
     """
+    if model.text_input is not None:
+        return Limit(model.text_input.most_tokens, "the tokenizer in the graph")
     stamped = [limit for limit in (_stamped_limit(model, MAX_LENGTH_KEY), verified_limit(model)) if limit is not None]
     limits = (*stamped, *_shape_limit(model)) if stamped else _deduced_limits(model, folder)
     return min((*limits, *_sentence_limit(folder, task)), default=None)
@@ -72,7 +74,7 @@ def limit_of_task(model: ModelFile, folder: CheckpointFolder, task: str) -> Limi
     """
     modules = folder.sentence_modules
     length = modules.stated_length(task)
-    if length is None:
+    if length is None or model.text_input is not None:
         return None
     own = Limit(length, f"the length of a {task} in {modules.transformer_file}")
     return min((own, *_graph_limits(model, reserved_positions(folder))))
@@ -233,6 +235,7 @@ class EncodedText:
         num_prompt: number of leading prompt tokens that are excluded from pooling.
         attended: whether the model attends to each token; None if it attends to all.
         counted: whether each token's vector counts in late interaction; None if all count.
+        source: the text itself, for a graph that reads it; None for others.
     """
 
     ids: tuple[int, ...]
@@ -243,6 +246,7 @@ class EncodedText:
     num_prompt: int = 0
     attended: tuple[bool, ...] | None = None
     counted: tuple[bool, ...] | None = None
+    source: Text | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

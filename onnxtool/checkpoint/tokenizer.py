@@ -63,7 +63,7 @@ class TextTokenizer:
         self._folder = folder
         self._path = folder.locate(TOKENIZER_NAME) or folder.path / TOKENIZER_NAME
         try:
-            stored = read_text(self._path)
+            stored = folder.embedded or read_text(self._path)
         except PermissionError as error:
             raise InputError(f"cannot read {self._path}: {error.strerror}", "check its permissions") from error
         except (OSError, UnicodeDecodeError) as error:
@@ -74,7 +74,8 @@ class TextTokenizer:
             self._tokenizer = Tokenizer.from_str(content)
         self._config = {**folder.read("tokenizer_config.json"), **(effective.settings if effective else {})}
         self._pad_id, self._pad_segment_id, self._pad_side = self._padding()
-        self._cut_side = _side(self._config, "truncation_side")
+        cut = (self._tokenizer.truncation or {}) if folder.embedded else {}
+        self._cut_side = _side(self._config, "truncation_side", cut.get("direction", "right"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         with tokenizer_errors(self._unreadable):
@@ -92,7 +93,20 @@ class TextTokenizer:
                         lambda text: self._tokenizer.encode(text, add_special_tokens=False).tokens,
                     )
                 )
-        self._adds_special = folder.sentence_modules.adds_special_tokens
+        self.adds_special = folder.sentence_modules.adds_special_tokens
+
+    @property
+    def content(self) -> str:
+        """A tokenizer.json that says all, also which side is padded and cut."""
+        copy = Tokenizer.from_str(self._tokenizer.to_str())
+        copy.enable_padding(direction=self._pad_side, pad_id=self._pad_id, pad_type_id=self._pad_segment_id)
+        copy.enable_truncation(_LARGEST_INDEX, direction=self._cut_side)
+        return copy.to_str()
+
+    @property
+    def added_tokens(self) -> tuple[str, ...]:
+        """The tokens that are found in a text before anything else of it is read."""
+        return tuple(token.content for token in self._tokenizer.get_added_tokens_decoder().values())
 
     @property
     def pads_left(self) -> bool:
@@ -199,7 +213,7 @@ class TextTokenizer:
         Raises:
             InputError: special tokens take up all of it.
         """
-        special = self._tokenizer.num_special_tokens_to_add(is_pair=is_pair) if self._adds_special else 0
+        special = self._tokenizer.num_special_tokens_to_add(is_pair=is_pair) if self.adds_special else 0
         if limit.tokens <= special:
             raise InputError(
                 f"{limit.source} allows {limit.tokens} tokens, and {special} of them are special ones",
@@ -288,7 +302,7 @@ class TextTokenizer:
     def _read(self, texts: Sequence[Text], options: ReadOptions) -> list[WholeText]:
         with_offsets = options.with_offsets
         read = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
-        call = partial(read, list(texts), add_special_tokens=self._adds_special and options.adds_special)
+        call = partial(read, list(texts), add_special_tokens=self.adds_special and options.adds_special)
         try:
             with tokenizer_errors(self._failing):
                 encodings = call() if self._is_plain else in_time(call, _MOST_SECONDS + _size(texts) / _SLOWEST)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_shape, format_tensor
 from onnxtool.errors import shorten
-from onnxtool.model_file.metadata import STEPS_KEY, License
+from onnxtool.model_file.metadata import STEPS_KEY, TEXT_KEY, License, parse_text_input
 from onnxtool.reports import Json, TensorInfo
 from onnxtool.summary.figures import Difference, MappingDelta, Stats, StatsDelta
 
@@ -476,6 +476,8 @@ def _summary_facts(stats: Stats) -> list[tuple[str, str]]:
     ]
     if len(stats.domains) > 1:
         facts.append(("Nodes by domain", join(stats.domains)))
+    if (stated := parse_text_input(stats.metadata.get(TEXT_KEY, ""))) is not None:
+        facts += [("Tokenizer", note) for note in stated.notes]
     optional = (
         ("Tensors in attributes", stats.attribute_bytes, format_bytes),
         ("Exporter's notes", stats.annotation_bytes, format_bytes),

@@ -23,6 +23,7 @@ from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import commit, folder_lock, hidden_folder, remove_stages
 from onnxtool.model_file.domains import ALIAS
 from onnxtool.model_file.metadata import (
+    EMBEDDED_KEY,
     PAIR_KEY,
     PARTNER_KEY,
     PROCESSOR_KEY,
@@ -30,8 +31,12 @@ from onnxtool.model_file.metadata import (
     ROUTE_KEY,
     STEPS_KEY,
     TASK_KEY,
+    TEXT_KEY,
+    TextInput,
     parse_steps,
+    parse_text_input,
     stamp,
+    unpack,
 )
 from onnxtool.model_file.wire import DTYPE_NAMES, Function, Structure, external_file, read_names, read_structure
 from onnxtool.options import StrPath, checked, settled
@@ -89,7 +94,7 @@ class ModelFile:
     def stamp(self, entries: Mapping[str, str]) -> None:
         """Add metadata by appending to the file, which must not have any of these keys."""
         stamp(self.path, entries)
-        self.structure = self.structure._replace(metadata={**self.metadata, **entries})
+        self.structure = self.structure._replace(metadata={**self.structure.metadata, **entries})
         self.__dict__.pop("size_bytes", None)
 
     def check_sound(self) -> None:
@@ -108,8 +113,38 @@ class ModelFile:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The metadata_props of the model."""
-        return self.structure.metadata
+        """The metadata_props of the model, without a tokenizer.json."""
+        return self.structure.plain_metadata
+
+    @cached_property
+    def text_input(self) -> TextInput | None:
+        """How the graph reads texts; None for one that reads ids.
+
+        Raises:
+            ModelFileError: the metadata is malformed.
+        """
+        stated = self.metadata.get(TEXT_KEY)
+        found = None if stated is None else parse_text_input(stated)
+        inputs = {info.name for info in self.structure.inputs if info.dtype == "string"}
+        if stated is not None and (found is None or set(found.names) != inputs):
+            raise ModelFileError(
+                f"the metadata {TEXT_KEY} of {self.path} does not describe its inputs",
+                "it was edited by hand, or the graph was; export the model again",
+            )
+        return found
+
+    @cached_property
+    def embedded_tokenizer(self) -> str | None:
+        """The tokenizer.json in the metadata; None if there is none.
+
+        Raises:
+            ModelFileError: it is malformed.
+        """
+        packed = self.structure.metadata.get(EMBEDDED_KEY)
+        found = None if packed is None else unpack(packed)
+        if packed is not None and found is None:
+            raise ModelFileError(f"the metadata {EMBEDDED_KEY} of {self.path} is damaged", "export the model again")
+        return found
 
     @property
     def stated_task(self) -> str:

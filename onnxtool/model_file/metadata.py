@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxtool.model_file.wire import encode_metadata
 from onnxtool.reading import parse_json
-from onnxtool.reports import Json
+from onnxtool.reports import Json, from_json
 
 if TYPE_CHECKING:
     from onnxtool.verification import Verification
@@ -48,16 +50,83 @@ PROCESSOR_KEY = "onnxtool.processor"
 PLACEHOLDER_KEY = "onnxtool.image_token_id"
 PLACEHOLDERS_KEY = "onnxtool.image_tokens"
 STEPS_KEY = "onnxtool.steps"
+# For a graph with its tokenizer in it: what is known of that (`TextInput`), and the tokenizer.json that it was compared
+# with, compressed.
+TEXT_KEY = "onnxtool.text_input"
+EMBEDDED_KEY = "onnxtool.tokenizer_json"
+LONGEST = 2**31 - 1  # tokens, for no limit
 DISABLED_OPTIMIZERS_KEY = "onnxtool.session.disabled_optimizers"
 EXACT_PRODUCTS_KEY = "onnxtool.session.exact_products"  # REQUIRED if int8 products must not saturate
 REQUIRED = "required"
 
+_MOST_UNPACKED = 256 << 20  # bytes
 _BLOCK = 1 << 20  # bytes read at a time
 # Of a verification, recorded with the step.
 FIGURES = (
     *("reference", "max_abs_error", "atol", "rtol", "cosine_min", "cosine_required"),
     *("mask_effect", "padding_effect", "batch_effect"),
 )
+
+
+class TextInput(NamedTuple):
+    """How a graph reads texts.
+
+    Attributes:
+        names: its inputs: string [N] each, two for pairs.
+        former: the inputs that it had for ids, which are values in it.
+        prompt: the text that it puts before each text, or before the first of a pair.
+        most_tokens: the number of tokens to which it cuts; LONGEST for none.
+        texts: the number of texts whose ids were compared with the tokenizer's.
+        differences: what of these it reads otherwise than the tokenizer, and how many.
+    """
+
+    names: tuple[str, ...]
+    former: tuple[str, ...]
+    prompt: str
+    most_tokens: int
+    texts: int
+    differences: dict[str, int]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What it reads, and how far that is proved."""
+        what = "texts" if len(self.names) == 1 else "pairs of texts"
+        cut = f", and cuts them to {self.most_tokens:,} tokens" if self.most_tokens < LONGEST else ""
+        reads = f"the graph reads {what} by onnxruntime-extensions{cut}"
+        if not self.texts:
+            return (reads, "its tokenizer was not compared with the checkpoint's")
+        same = f"{self.texts - sum(self.differences.values()):,} of {self.texts:,} {what}"
+        others = (f"others: {count:,} {kind}" for kind, count in self.differences.items())
+        return (reads, f"its tokenizer gives the ids, masks and types of the checkpoint's on {same}", *others)
+
+    @property
+    def entry(self) -> dict[str, str]:
+        """The metadata that records it."""
+        return {TEXT_KEY: json.dumps(self._asdict(), sort_keys=True)}
+
+
+def parse_text_input(text: str) -> TextInput | None:
+    """Parse the value of the metadata `onnxtool.text_input`; None if it is malformed."""
+    try:
+        found: TextInput = from_json(TextInput, parse_json(text))
+    except ValueError:
+        return None
+    return found if found.names and found.former else None
+
+
+def pack(text: str) -> str:
+    """Compress a file for the metadata."""
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def unpack(packed: str) -> str | None:
+    """Return a compressed file; None if it is malformed, or larger than any tokenizer."""
+    unpacker = zlib.decompressobj()
+    try:
+        content = unpacker.decompress(base64.b64decode(packed, validate=True), _MOST_UNPACKED)
+        return content.decode() if unpacker.eof else None
+    except (ValueError, zlib.error):
+        return None
 
 
 def stamp(path: Path, entries: Mapping[str, str]) -> None:

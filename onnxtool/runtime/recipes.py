@@ -235,13 +235,13 @@ class InputStamp:
 
     @classmethod
     def read(cls, model: ModelFile) -> InputStamp | None:
-        """Read the stamp of a file; None if it has none.
+        """Read the stamp of a file; None if it has none, or if it describes the inputs behind a tokenizer.
 
         Raises:
             ModelFileError: it is malformed, does not fit the graph, or asks for inputs that are too large.
         """
         text = model.metadata.get(INPUTS_KEY)
-        if text is None:
+        if text is None or model.text_input is not None:
             return None
         try:
             if len(text) > _MOST_CHARACTERS:

@@ -200,7 +200,9 @@ def open_tokenizer(folder: CheckpointFolder) -> TextTokenizer:
     """
     tokenizer = TextTokenizer(folder)
     path = folder.locate(TOKENIZER_NAME)
-    if path is None or folder.sentence_modules.kinds[:1] == (STATIC,):  # sentence-transformers reads it as it is
+    if (
+        path is None or folder.embedded or folder.sentence_modules.kinds[:1] == (STATIC,)
+    ):  # sentence-transformers reads it as it is
         return tokenizer
     if hashlib.sha256(read_bytes(path)).hexdigest() == folder.tokenizer_sha256:
         return tokenizer
