@@ -472,7 +472,7 @@ def _rows(given: Arrays, output: NDArray[Any]) -> Iterator[tuple[list[NDArray[An
     sizes = {array.shape[:1] for array in given.values()}
     batched = len(sizes) == 1 and output.shape[:1] in sizes and output.ndim > 0
     for place in range(len(output)) if batched else (slice(None),):
-        arrays = {name: array[place] if array.ndim else array for name, array in given.items()}
+        arrays = {name: np.asarray(array[place]) if array.ndim else array for name, array in given.items()}
         masks = [array for name, array in arrays.items() if "mask" in name]
         row = output[place] if output.ndim else output
         seen = next((mask.astype(bool) for mask in masks if mask.ndim == 1 and mask.shape == row.shape[:1]), None)

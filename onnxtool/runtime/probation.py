@@ -199,9 +199,12 @@ def load_and_run(path: str) -> None:
 def _load_and_run(path: str) -> None:
     import onnxruntime as ort
 
+    from onnxtool.runtime.providers import register_operators
+
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
+    register_operators(options, ModelFile.open(Path(path)).structure.opsets)
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     feeds = _smallest_feeds(session)
     if feeds is None:
@@ -228,5 +231,5 @@ def _smallest_feeds(session: Any) -> dict[str, Any] | None:
         name = value.type.removeprefix("tensor(").removesuffix(")")
         if np.prod(shape, dtype=float) > _MAX_TRIED_ELEMENTS:
             return None
-        feeds[value.name] = np.zeros(shape, dtypes.get(name, name))
+        feeds[value.name] = np.full(shape, "" if name == "string" else 0, dtypes.get(name, name))
     return feeds

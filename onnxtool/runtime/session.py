@@ -47,6 +47,7 @@ from onnxtool.runtime.providers import (
     provider_hardware,
     provider_problem,
     provider_version,
+    register_operators,
     resolve_provider,
 )
 
@@ -322,6 +323,7 @@ def _session_options(model: ModelFile, chosen: ExecutionProvider, settings: _Set
         options.add_session_config_entry(EXACT_PRODUCTS_OPTION, "1")
     options.log_severity_level = 4  # warnings about node placement are not news; errors are raised, not logged
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{settings.level}")
+    register_operators(options, model.structure.opsets)
     if not chosen.row.is_reference:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return options, source
@@ -462,6 +464,7 @@ def _share_of_others(path: Path, provider: ExecutionProvider, feeds: Mapping[str
     options.enable_profiling, options.log_severity_level = True, 4
     with temporary_folder() as folder:
         options.profile_file_prefix = str(folder / "profile")
+        register_operators(options, ModelFile.open(path).structure.opsets)
         providers = apply_provider(options, provider, available_cores())
         session = ort.InferenceSession(str(path), options, providers=providers)
         for _ in range(_PROFILED_RUNS):
@@ -532,6 +535,7 @@ def require_loadable(model: ModelFile) -> None:
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
+    register_operators(options, model.structure.opsets)
     try:
         ort.InferenceSession(source, options, providers=[PROVIDERS["cpu"]])
     except NoKernelError:

@@ -33,7 +33,7 @@ _OTHER_INPUTS = {
 _WITHOUT = "for texts (--task feature-extraction keeps an encoder)"
 
 
-def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
+def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Select the graph's inputs from `arrays`, each int64 [B, S], in the graph's dtypes.
 
     Positions are counted from the mask, as in transformers' `generate`, and a cache of earlier tokens is empty. A graph
@@ -46,7 +46,9 @@ def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[np.int64]]) -> dic
     with_past = has_past(inputs) or any(info.name.startswith(_PAST) for info in inputs)
     feeds: dict[str, NDArray[Any]] = {}
     for info in inputs:
-        if info.name in arrays or info.name in ("position_ids", POOLING_MASK):
+        if info.name in arrays and arrays[info.name].dtype.kind == "O":  # texts
+            feeds[info.name] = arrays[info.name]
+        elif info.name in arrays or info.name in ("position_ids", POOLING_MASK):
             _require_dtype(info)
             feeds[info.name] = _tokens(info.name, arrays).astype(info.dtype, copy=False)
         elif with_past and len(info.shape) > 2 and info.dtype.startswith("float"):
@@ -70,7 +72,7 @@ def require_named_inputs(model: ModelFile) -> None:
         )
 
 
-def _tokens(name: str, arrays: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+def _tokens(name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
     if name in arrays:
         return arrays[name]
     if name == POOLING_MASK:
@@ -93,7 +95,7 @@ def _require_dtype(info: TensorInfo) -> None:
         )
 
 
-def _unknown(info: TensorInfo, arrays: Mapping[str, NDArray[np.int64]]) -> InputError:
+def _unknown(info: TensorInfo, arrays: Mapping[str, NDArray[Any]]) -> InputError:
     is_writer = info.name.startswith("decoder_")
     way = "to write (--task text2text-generation-with-past)" if is_writer else _WITHOUT
     what = next((what for start, what in _OTHER_INPUTS.items() if info.name.startswith(start)), "")
