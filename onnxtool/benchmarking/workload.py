@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnxtool.benchmarking.options import DEFAULT_BATCH_SIZES, DEFAULT_LENGTHS, BenchmarkOptions
 from onnxtool.benchmarking.report import StageTimes, TokenLengths
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
-from onnxtool.checkpoint.limits import graph_limit
+from onnxtool.checkpoint.limits import Text, graph_limit, text_limit
 from onnxtool.errors import InputError
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.model_file import ModelFile
@@ -176,12 +176,29 @@ def random_workloads(model: ModelFile, options: BenchmarkOptions) -> Iterator[Wo
     Raises:
         InputError: the model has inputs for which none can be generated.
     """
-    has_tokens = bool(names_of_ids(model))
+    stated = model.text_input
+    has_tokens = bool(stated or names_of_ids(model))
     for batch_size in options.batch_sizes:
         for length in options.sequence_lengths:
             shape = FeedShape.full(batch_size, length)
-            feeds = sized_feeds(model, shape, seed=options.seed, given=options.given)
+            if stated is not None:
+                from onnxtool.runtime.text_graph import text_arrays
+
+                feeds = text_arrays(stated.names, [_text_of(model, length)] * batch_size)
+            else:
+                feeds = sized_feeds(model, shape, seed=options.seed, given=options.given)
             yield Workload(batch_size, length, (feeds,), (shape.mask,), has_tokens=has_tokens)
+
+
+def _text_of(model: ModelFile, length: int) -> Text:
+    """Return a text, or a pair, of `length` tokens."""
+    from onnxtool.checkpoint.tokenizer import TextTokenizer
+
+    tokenizer = TextTokenizer(find_checkpoint_folder(model))
+    is_pair = model.text_input is not None and len(model.text_input.names) > 1
+    (shortest,) = tokenizer.encode([("a", "a") if is_pair else "a"])
+    text = " ".join(["a"] * max(1, length - len(shortest) + 1))
+    return ("a", text) if is_pair else text
 
 
 def sample_workloads(model: ModelFile, options: BenchmarkOptions) -> list[Workload]:
@@ -211,6 +228,8 @@ def fit_sizes(model: ModelFile, options: BenchmarkOptions) -> BenchmarkOptions:
         InputError: other sizes were asked for.
         ModelFileError: the stamp cannot be used.
     """
+    if model.text_input is not None:
+        return options
     fixed, lengths = fixed_sizes(model, options.given), options.sequence_lengths
     batches = _sizes(model, "--batch_size", fixed.batch_size, options.batch_sizes, DEFAULT_BATCH_SIZES)
     if fixed.sequence_length is not None or lengths == DEFAULT_LENGTHS:
@@ -239,7 +258,8 @@ def check_lengths(model: ModelFile, options: BenchmarkOptions) -> None:
     Raises:
         InputError: a length is beyond the graph's limit.
     """
-    limit = graph_limit(model, _folder_of(model))
+    folder = _folder_of(model)
+    limit = graph_limit(model, folder) if model.text_input is None or folder is None else text_limit(model, folder, "")
     longest = max(options.sequence_lengths)
     if limit is not None and longest > limit.tokens:
         raise InputError(

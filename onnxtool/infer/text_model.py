@@ -123,7 +123,7 @@ class TextModel:
 
     def prompt_notes(self, prompt: str | None, task: str | None = None) -> tuple[str, ...]:
         """Say where the prompt stands, if there is one."""
-        before = self.prompts.find(prompt, task)
+        before = self._prompt(prompt, task)
         where = "stands before each text" if self.chats is None else "is the system message of each text"
         return (f"{before!r} {where}",) if before else ()
 
@@ -189,9 +189,9 @@ class TextModel:
                 f"{self.session.model.path} does not read texts of the task {task}: {other.path} does",
                 "load that file, or take the model that of_task() gives",
             )
-        texts = (texts,) if isinstance(texts, str) else tuple(texts)
+        texts = sources = (texts,) if isinstance(texts, str) else tuple(texts)
         self.require_documents(task or prompt)
-        before, limit, long = self.prompts.find(prompt, task), self.limit_of(task), LongTexts.of(long)
+        before, limit, long = self._prompt(prompt, task), self.limit_of(task), LongTexts.of(long)
         if self.chats is not None:
             return self._prepared(self.chats.read(texts, before, limit, long, task=task, first=first), task)
         options = ReadOptions(
@@ -206,9 +206,43 @@ class TextModel:
                 options = replace(options, with_offsets=True, num_leading=len(before))
             num_left_out = self._num_left_out(before)
         read = long.read(self.tokenizer, texts, limit, options, first=first)
+        if (stated := self.session.model.text_input) is not None:
+            self._require_readable(texts, long, first)
+            given = sources if stated.prompt else texts
+            return [[replace(one, source=text) for one in group] for group, text in zip(read, given, strict=True)]
         if num_left_out:
             read = [[replace(window, num_prompt=num_left_out) for window in group] for group in read]
         return self._prepared(read, task)
+
+    def _require_readable(self, texts: Sequence[Text], long: LongTexts, first: int) -> None:
+        """Refuse what a graph that reads texts would read otherwise, or not at all."""
+        if long.way == "window":
+            raise InputError(
+                f"{self.session.model.path} has its tokenizer in it, and cuts a long text itself",
+                "leave --long out, or export the model without --tokenizer in_graph",
+            )
+        for number, text in enumerate(texts, first):
+            if "\0" in text or (not isinstance(text, str) and any("\0" in part for part in text)):
+                raise InputError(
+                    f"text {number} has the character NUL, at which onnxruntime's Python ends it", "remove it"
+                )
+
+    def _prompt(self, prompt: str | None, task: str | None) -> str:
+        """Return the prompt before each text.
+
+        Raises:
+            InputError: it is another one than the graph's own, or there is no such prompt.
+        """
+        stated = self.session.model.text_input
+        if stated is None or not stated.prompt:
+            return self.prompts.find(prompt, task)
+        if (prompt is None and task is None) or (found := self.prompts.find(prompt, task)) == stated.prompt:
+            return stated.prompt
+        raise InputError(
+            f"{self.session.model.path} writes {stated.prompt!r} before each text itself, and "
+            + (f"{found!r} was asked for" if found else "no prompt was asked for"),
+            "export the model once for each prompt (--prompt), or without --tokenizer in_graph",
+        )
 
     def _num_left_out(self, prompt: str) -> int:
         """Return the number of prompt tokens of a text that are excluded from pooling.
@@ -216,6 +250,9 @@ class TextModel:
         Raises:
             InputError: the graph pools all of them, and the checkpoint does not.
         """
+        stated = self.session.model.text_input
+        if stated is not None and stated.prompt:
+            return 0  # the graph does it
         in_graph = POOLING_MASK in self.session.input_names
         if self.head.includes_prompt and not in_graph:
             return 0
@@ -263,11 +300,23 @@ class TextModel:
         """Combine `outputs` of a run on `feeds(texts)` with its B texts, without batch padding."""
         return _batch(texts, self._padded(texts), outputs)
 
-    def _padded(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[np.int64]]:
+    def _padded(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[Any]]:
         filled = [*texts, *[texts[-1]] * ((self.batch_rules.batch_size or 0) - len(texts))]
-        return self.tokenizer.pad(filled, self.batch_rules.sequence_length)
+        arrays: dict[str, NDArray[Any]] = {**self.tokenizer.pad(filled, self.batch_rules.sequence_length)}
+        if (stated := self.session.model.text_input) is not None:
+            rows = [(text.source,) if isinstance(text.source, str) else text.source for text in filled]
+            if any(row is None or len(row) != len(stated.names) for row in rows):
+                needs = ("single texts", "in_graph"), ("pairs of texts (--query)", "pairs_in_graph")
+                (takes, _), (_, other) = needs if len(stated.names) == 1 else needs[::-1]
+                raise InputError(
+                    f"{self.session.model.path} takes {takes}",
+                    f"pass these, or export the model with --tokenizer {other}",
+                )
+            for name, column in zip(stated.names, zip(*filter(None, rows), strict=True), strict=True):
+                arrays[name] = np.array([*column, None], dtype=object)[:-1]  # strings, whatever their lengths
+        return arrays
 
-    def _inputs(self, arrays: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
+    def _inputs(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         largest = arrays["input_ids"].max()
         if self.num_ids is not None and largest >= self.num_ids:
             raise InputError(
@@ -417,7 +466,7 @@ def _with_prompt(prompt: str, text: Text) -> Text:
 
 
 def _batch(
-    texts: Sequence[EncodedText], arrays: Mapping[str, NDArray[np.int64]], outputs: Mapping[str, NDArray[Any]]
+    texts: Sequence[EncodedText], arrays: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
 ) -> Batch:
     """Drop the batch padding."""
     count, num_rows = len(texts), len(arrays["input_ids"])

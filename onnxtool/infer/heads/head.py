@@ -94,7 +94,7 @@ class BatchRules:
         max_texts = batch_size or (1 if "output_idx" in names else _MAX_BATCH_SIZE)
         widths = [info.shape[2] for info in model.structure.outputs if len(info.shape) == 3]
         widest = max((width for width in widths if isinstance(width, int)), default=1)
-        has_mask = any(is_mask(info) for info in model.structure.inputs)
+        has_mask = model.text_input is not None or any(is_mask(info) for info in model.structure.inputs)
         has_mask &= model.metadata.get(PADDING_KEY) != NO_PADDING
         max_tokens = max(1, _MAX_OUTPUT_ELEMENTS // max(1, widest))
         return cls(batch_size, sequence_length, max_texts, max_tokens, has_mask)
