@@ -128,6 +128,10 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     stopwatch = Stopwatch()
     tell(f"loading {options.model_path}")
     source, output = _checked(options)
+    if source.text_input is not None:
+        from onnxtool.optimize.text_input import optimize_behind
+
+        return optimize_behind(source, source.text_input, output, options, lambda inner: _optimize(inner, judge))
     require_loadable(source)
     context = _context(source, options)
     before = summarize_file(source)
