@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError, ModelFileError, VerificationError
 from onnxtool.export.options import DTYPES, ExportOptions
@@ -20,11 +21,12 @@ from onnxtool.model_file.metadata import DTYPE_KEY, HEAD_KEY, MAX_LENGTH_KEY, RO
 from onnxtool.model_file.weights import load_model
 from onnxtool.reading import parse_json
 from onnxtool.runtime.comparison import Case, run_reference
+from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
 from onnxtool.verification import Verification
 
 _FIXED_KEY, _OPTIONS_KEY = "onnxtool.fixed_axes", "onnxtool.options"
 # Options that the comparison sets itself, or that do not affect what a file computes.
-_NOT_COMPARED = ("atol", "rtol", "min_cosine", "opset", "device")
+_NOT_COMPARED = ("atol", "rtol", "min_cosine", "opset", "device", "tokenizer", "prompt")
 
 
 def compare_with_checkpoint(file: ModelFile, options: ExportOptions, samples: Sequence[Case] = ()) -> Verification:
@@ -53,6 +55,11 @@ def compare_with_checkpoint(file: ModelFile, options: ExportOptions, samples: Se
                 f"{file.path} states {stated}, which {options.model_name} does not give: {error.message}",
                 "compare it with the checkpoint that it was made from",
             ) from error
+    if file.embedded_tokenizer is not None:
+        source = job.request.source
+        own = OwnTokenizer(job.tokenizer, source.model_name, source.sentence_modules.adds_special_tokens)
+        texts, way = hard_texts(job.tokenizer), "compare it with the checkpoint that it was made from"
+        own.check("the file's tokenizer", read_folder(find_checkpoint_folder(file)), texts, way)
     job = _with_storage(job, file)
     strategy = _strategy_of(job, file)
     if samples:

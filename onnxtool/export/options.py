@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.checkpoint.vector_types import Calibrated, Dimensions, RangesFile, VectorsAs, check_ranges_options
 from onnxtool.errors import ExportError, OptionError
-from onnxtool.export.targets import TARGET_NAMES
+from onnxtool.export.targets import TARGET_NAMES, TARGETS
 from onnxtool.options import UNSET, Force, NameField, Option, OptionalPath, Options
 from onnxtool.reports import Json
 
@@ -23,12 +23,25 @@ DTYPES = {"float32": "fp32", "float16": "fp16"}
 # Copies of the tables in `heads/choice.py` and `tracing.py`, so that the command's help lists them without loading
 # these. `logits` and `none` add nothing to the model; `logits` requires that it gives logits.
 HEAD_NAMES = ("auto", "logits", "splade", "embedding", "late-interaction", "m3", "reranker", "none")
+BESIDE, IN_GRAPH, PAIRS_IN_GRAPH = TOKENIZER_PLACES = ("beside", "in_graph", "pairs_in_graph")
 EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that are not recorded in any other metadata entry.
 _STAMPED = (
     "max_length",
-    *("target", "dimensions", "route", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
+    *(
+        "target",
+        "tokenizer",
+        "prompt",
+        "dimensions",
+        "route",
+        "keep_raw",
+        "opset",
+        "text",
+        "allow_missing_weights",
+        "allow_pickle",
+        "device",
+    ),
     "allow_unused_weights",
     *("atol", "rtol", "min_cosine"),
 )
@@ -57,6 +70,7 @@ class ExportOptions(Options):
 
     Attributes:
         output: the ONNX file, or the folder for a target that reads one; None for models/NAME.
+        tokenizer: one of TOKENIZER_PLACES; None for that of the target.
         target: the consumer that will run the model, one of TARGET_NAMES.
         precisions: names of precisions, with commas between them; `export_variants` writes their files.
         max_error: upper bound on 1 - cosine of an output in int8 and int4; None for 0.01.
@@ -114,6 +128,23 @@ class ExportOptions(Options):
         ),
     ] = None
     dimensions: Dimensions = None
+    tokenizer: Annotated[
+        str | None,
+        Option(
+            "Where the tokenizer is: in files beside the graph, or in it, by operators of onnxruntime-extensions: the "
+            "graph then reads texts, or with pairs_in_graph pairs of texts, as a reranker scores them.",
+            choices=TOKENIZER_PLACES,
+            default="beside, or in_graph for a --target that feeds texts",
+        ),
+    ] = None
+    prompt: Annotated[
+        str | None,
+        Option(
+            "With --tokenizer in_graph, the checkpoint's prompt of this name, or a text, to put before each text.",
+            metavar="NAME_OR_TEXT",
+            default="the checkpoint's default prompt",
+        ),
+    ] = None
     vectors_as: VectorsAs = None
     ranges: RangesFile = UNSET
     calibration: Calibrated = UNSET
@@ -170,6 +201,23 @@ class ExportOptions(Options):
         check_ranges_options(self.vectors_as, self.ranges, self.calibration)
         if self.max_error is not None and not self.precisions:
             raise OptionError("--max_error bounds the files of --precisions, which names none", "leave it out")
+        target = TARGETS[self.target]
+        place = IN_GRAPH if target.reads_texts else BESIDE
+        if self.tokenizer not in (None, place) and not target.takes_any_graph:
+            raise OptionError(
+                f"{target.title} takes files with --tokenizer {place}, and --tokenizer {self.tokenizer} was passed",
+                "leave --tokenizer out, or pass --target plain",
+            )
+        if self.prompt is not None and not self.reads_texts:
+            raise OptionError(
+                f"--prompt {self.prompt!r} is for a tokenizer in the graph",
+                "pass --tokenizer in_graph with it, or pass the prompt to infer and encode",
+            )
+        if self.precisions and self.reads_texts:
+            raise OptionError(
+                "--precisions writes files for consumers that tokenize themselves, and the tokenizer is in the graph",
+                "leave --precisions out, and optimize the file",
+            )
         bounds = [name for name in ("atol", "rtol", "min_cosine") if getattr(self, name) is not None]
         if bounds and not self.verify:
             raise OptionError(f"--{bounds[0]} bounds a comparison that --no_verify leaves out", "leave one of them out")
@@ -178,6 +226,11 @@ class ExportOptions(Options):
             raise OptionError(
                 f"device: {self.device!r} is none of PyTorch's", f"use one of {', '.join(DEVICES)}, or cuda:0"
             )
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the tokenizer is in the graph."""
+        return self.tokenizer not in (None, BESIDE) or TARGETS[self.target].reads_texts
 
     @property
     def choices(self) -> dict[str, Json]:

@@ -73,6 +73,7 @@ from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_bytes
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
+from onnxtool.runtime.providers import find_library
 from onnxtool.runtime.recipes import InputStamp
 from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
 from onnxtool.verification import Verification
@@ -302,6 +303,12 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
                 file.stamp({VERIFIED_LENGTH_KEY: str(verifier.longest_case(figures))})
             _stamp_tokenizer(file, job, sidecars)
             file.stamp(step_entry("export", figures, exporter=strategy.exporter.name))
+        if options.reads_texts:
+            from onnxtool.export.in_graph import put_tokenizer
+
+            own = sidecars if (sidecars / TOKENIZER_NAME).is_file() else paths.files
+            files[0] = put_tokenizer(files[0], staging, own, options)
+            stopwatch.lap("tokenizer")
         if specification is not None:
             specification.pack(sidecars, files[0].path)
         outputs.push(output.pop_all())
@@ -334,6 +341,7 @@ def _report(
             *_tokenizer_notes(job),
             *plan.pipeline.notes(architecture, strategy),
             *job.lengths.notes,
+            *(() if exported.text_input is None else exported.text_input.notes),
             *(() if specification is None else filter(None, (specification.note, specification.left_out))),
         ),
         duration_ms=job.stopwatch.laps_ms,
@@ -369,6 +377,8 @@ def _check_files(job: Job) -> None:
     """
     request, specification = job.request, job.plan.specification
     source = request.source
+    if request.options.reads_texts:
+        find_library()
     with disk_failures(request.paths.graph), temporary_folder() as folder:
         _write_sidecar_files(job, folder)
         if not request.options.force:

@@ -126,6 +126,12 @@ class TargetSpecification:
                 "(type_vocab_size in config.json), so its scores would differ",
                 "serve it with --target tei or sentence-transformers",
             )
+        unpooled = self.source.sentence_modules.find("Pooling") is None
+        if self.use.kind == DENSE and self.use.head != "none" and unpooled:
+            raise TargetError(
+                f"{self.source.model_name} does not say how it pools, and {title} gets vectors from the graph",
+                "save the model with sentence-transformers, whose modules.json says it",
+            )
         if getattr(tokenizer, "backend_tokenizer", None) is None:
             raise TargetError(
                 f"{title} reads tokenizer.json, which {type(tokenizer).__name__} cannot be written as",

@@ -109,6 +109,7 @@ class Target:
         cuts_pairs: whether it cuts pairs of texts as the checkpoint's tokenizer does.
         runner: the module in `onnxtool.consumers.runners` that runs it; empty for one that cannot be called from here.
         install: what installs it.
+        reads_texts: whether it feeds texts, so that the tokenizer must be in the graph.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Target:
     cuts_pairs: bool = True
     runner: str = ""
     install: str = ""
+    reads_texts: bool = False
 
     @property
     def variant_names(self) -> tuple[str, ...]:
@@ -348,6 +350,19 @@ _TABLE = (
         variants=_EXPORTED,
         runner="run_sentence_transformers.py",
         install="pip install 'sentence-transformers[onnx]<6' 'transformers<5'",
+    ),
+    Target(
+        "oracle",
+        "Oracle AI Database",
+        (Use(DENSE, (_VECTORS._replace(name="embedding"),), "embedding"),),
+        graph="{name}.onnx",
+        versions=_ORT_1_14,  # 1.15, which has no If of opset 19
+        tokenizer_of="sentence-transformers",  # as the tokenizer in the graph is compared
+        note="the text is read by operators of onnxruntime-extensions, and the database's documentation does not list "
+        "those that it has; copy {name}.onnx to a directory of the database, and EXECUTE DBMS_VECTOR.LOAD_ONNX_MODEL("
+        "directory => 'DIRECTORY', file_name => '{name}.onnx', model_name => 'MODEL',",
+        module="oracle",
+        reads_texts=True,
     ),
     Target(  # sentence-transformers 6.2, with a transformer that onnxtool.sentence_transformers runs
         "sentence-transformers",

@@ -44,15 +44,6 @@ _QUERY_CONFIG = "ml-commons_tokenizer_config.json"
 class OpenSearchSpecification(TargetSpecification):
     """An archive with graph and tokenizer, and the request that registers it."""
 
-    def accepts(self) -> None:
-        """Refuse a vector encoder that does not say how it pools."""
-        if self.use.kind == DENSE and self.source.sentence_modules.find("Pooling") is None:
-            raise TargetError(
-                f"{self.source.model_name} does not say how it pools, and OpenSearch gets vectors from the graph",
-                "save the model with sentence-transformers, whose modules.json says it",
-            )
-        super().accepts()
-
     def convert(self, graph: ir.Model) -> dict[str, ir.Model]:
         """Convert a vector, float [B, W], to a first token's state, [B, 1, W], as expected with `pooling_mode` cls."""
         if self.use.kind == DENSE:
