@@ -142,14 +142,35 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
     """
     if options.consumer is not None:
         raise OptionError("`verify` compares a file (consumer)", "call onnxtool.verify_in_consumer with a folder")
-    file = ModelFile.open(model)
-    # A missing file is a mistake, not a hub id.
-    if not Path(reference).is_file() and Path(reference).suffix != ".onnx":
-        return _compare_with_checkpoint(file, os.fspath(reference), options)
-    for name in _OF_CHECKPOINTS:
-        if getattr(options, name) != getattr(_DEFAULTS, name):
-            raise OptionError(f"--{name} is for a checkpoint, and {reference} is an ONNX file", "leave it out")
-    source = ModelFile.open(reference)
+    with temporary_folder() as folder:
+        file = _reading_ids(ModelFile.open(model), folder / "model")
+        # A missing file is a mistake, not a hub id.
+        if not Path(reference).is_file() and Path(reference).suffix != ".onnx":
+            return _compare_with_checkpoint(file, os.fspath(reference), options)
+        for name in _OF_CHECKPOINTS:
+            if getattr(options, name) != getattr(_DEFAULTS, name):
+                raise OptionError(f"--{name} is for a checkpoint, and {reference} is an ONNX file", "leave it out")
+        return _compare(file, _reading_ids(ModelFile.open(reference), folder / "reference"), options, folder)
+
+
+def _reading_ids(file: ModelFile, folder: Path) -> ModelFile:
+    """Return the part that reads ids of a file that reads texts, after a comparison of both; others as they are."""
+    if file.text_input is None:
+        return file
+    from onnxtool.export.in_graph import check_tokenizer
+    from onnxtool.graph.text_input import serialized
+    from onnxtool.runtime.text_graph import check_same_outputs, take_tokenizer_off
+
+    folder.mkdir()
+    core, front = take_tokenizer_off(file, folder)
+    content = serialized(front)
+    check_tokenizer(file, file.text_input, core, content)
+    check_same_outputs(file, core, content)
+    return core
+
+
+def _compare(file: ModelFile, source: ModelFile, options: VerifyOptions, folder: Path) -> Verification:
+    """Compare two files; `folder` is for scratch."""
     _require_same_signature(file, source)
     from onnxtool.checkpoint.quantized_vectors import VectorType
     from onnxtool.graph.shapes import find_turns
@@ -163,7 +184,7 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
         prove_elsewhere(file, provider, is_trial=True)
     graph = load_model(source.path)
     storage = take_off(graph, source)
-    with temporary_folder() as folder, ExitStack() as stack:
+    with ExitStack() as stack:
         # Vectors that the reference stores as codes are compared before encoding.
         original_file = source if storage is None else stack.enter_context(scratch_file(graph, folder))
         original = Original(
