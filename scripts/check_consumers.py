@@ -1,9 +1,9 @@
 """Export models for every target, run each folder by `onnxtool verify --consumer`, and print what came out as a table.
 
 Each consumer runs in an environment of its own, installed below --work_dir from the pins in scripts/consumers (PyPI,
-npm; node must be there); one without pins runs in this environment. Anserini, next-plaid, OpenSearch,
-text-embeddings-inference and Vespa cannot be called from here: what their sources do is done in onnxruntime, and the
-table says so. Exit code 1 where an answer differs.
+npm; node must be there); one without pins runs in this environment. Anserini, next-plaid, OpenSearch, Oracle AI
+Database, text-embeddings-inference and Vespa cannot be called from here: what their sources or documentation say is
+done in onnxruntime, and the table says so. Exit code 1 where an answer differs.
 
 Run `python scripts/check_consumers.py --work_dir models/consumers`, with --target for some consumers only, and with
 `--write docs/consumers/measured.md` for the page of the documentation.
@@ -47,6 +47,7 @@ CHECKS = {
     "opensearch": "minilm cls mean-dense distil splade splade-distil inference-free reranker",
     "optimum": "minilm;fp32,fp16,int8 mean-dense lasttoken splade reranker;fp32,fp16,int8 modernbert;fp16,int8 "
     "deberta;fp16,int8",
+    "oracle": "minilm cls mean-dense distil modernbert deberta",
     "sentence-transformers": "minilm;fp32,fp16,int8 mean-dense lasttoken splade;fp32,fp16,int8 inference-free "
     "decoder-reranker reranker;fp32,fp16,int8 modernbert;fp16,int8 deberta;fp16,int8",
     "tei": "minilm lasttoken mean-dense distil modernbert deberta",
@@ -106,7 +107,7 @@ def run(name: str, model: str, precisions: str, work_dir: Path) -> ConsumerRepor
 def _rows(report: ConsumerReport, target: str, model: str) -> Iterator[tuple[str, ...]]:
     """Yield a row for each file and role."""
     sourced = target != CHROMIUM and TARGETS[target].runner.startswith(str(SCRIPTS))
-    title = f"{target} (its source)" if sourced else report.consumer.removeprefix("@huggingface/")
+    title = f"{target} (reproduced)" if sourced else report.consumer.removeprefix("@huggingface/")
     alone = [one for one in report.results if one.batch_size == 1]
     for one, many in zip(alone, [one for one in report.results if one.batch_size > 1], strict=True):
         path = Path(report.folder) / one.file
