@@ -95,7 +95,8 @@ class ModelFile:
         """Add metadata by appending to the file, which must not have any of these keys."""
         stamp(self.path, entries)
         self.structure = self.structure._replace(metadata={**self.structure.metadata, **entries})
-        self.__dict__.pop("size_bytes", None)
+        for known in ("size_bytes", "metadata"):
+            self.__dict__.pop(known, None)
 
     def check_sound(self) -> None:
         """Refuse a graph that could crash another library; to be called before any library loads it.
@@ -111,7 +112,7 @@ class ModelFile:
             _check_dims(self.path, info)
         _check_functions(self.path, self.structure)
 
-    @property
+    @cached_property
     def metadata(self) -> dict[str, str]:
         """The metadata_props of the model, without a tokenizer.json."""
         return self.structure.plain_metadata
