@@ -136,10 +136,10 @@ def test_a_tokenizer_that_differs_gives_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_optimized_files_keep_their_tokenizer(exported: Path, tmp_path: Path, precision: str) -> None:
     """And what reads ids gets its own proof: the same figures as for a file without."""
-    report = optimize_model(OptimizeOptions(exported, output=tmp_path / "o.onnx", precision=precision))
+    report = optimize_model(OptimizeOptions(exported, output=tmp_path / "o.onnx", precision=precision, timing=False))
     assert report.precision == precision
     assert report.verification is not None
     assert report.verification.passed
@@ -152,7 +152,7 @@ def test_optimized_files_keep_their_tokenizer(exported: Path, tmp_path: Path, pr
     assert after.embedded_tokenizer == before.embedded_tokenizer
     assert [step["step"] for step in after.steps] == ["export", "optimize"]
     wanted, found = run(exported, TEXTS), run(tmp_path / "o.onnx", TEXTS)
-    assert (wanted * found).sum(axis=1).min() > {"fp32": 0.999999, "fp16": 0.99999, "int8": 0.97}[precision]
+    assert (wanted * found).sum(axis=1).min() > {"fp16": 0.99999, "int8": 0.97}[precision]
 
 
 def test_files_with_and_without_tokenizer_can_be_compared(
@@ -160,7 +160,7 @@ def test_files_with_and_without_tokenizer_can_be_compared(
 ) -> None:
     """With each other, and with the checkpoint; a graph that reads texts otherwise than its part reads ids is found."""
     monkeypatch.setattr(text_proof, "_characters", lambda: ())  # the tokenizer is that of the other tests
-    export(checkpoint, tmp_path / "ids.onnx", tokenizer="beside")
+    export(checkpoint, tmp_path / "ids.onnx", tokenizer="beside", verify=False)
     assert agreement.verify(exported, tmp_path / "ids.onnx").passed
     assert agreement.verify(exported, str(checkpoint)).passed
     other = shutil.copytree(checkpoint, tmp_path / "other")
