@@ -97,8 +97,10 @@ class TextTokenizer:
 
     @property
     def content(self) -> str:
-        """A tokenizer.json that says all, also which side is padded and cut."""
+        """A tokenizer.json that says all, also which side is padded and cut, and whether special tokens are added."""
         copy = Tokenizer.from_str(self._tokenizer.to_str())
+        if not self.adds_special:
+            copy.post_processor = None
         copy.enable_padding(direction=self._pad_side, pad_id=self._pad_id, pad_type_id=self._pad_segment_id)
         copy.enable_truncation(_LARGEST_INDEX, direction=self._cut_side)
         return copy.to_str()

@@ -24,8 +24,11 @@ from onnxtool.errors import CheckpointError, InputError, ModelFileError, Onnxtoo
 from onnxtool.export import ExportOptions, export_model, in_graph, text_proof
 from onnxtool.export.report import ExportReport
 from onnxtool.graph.text_input import NAMES, build_front
+from onnxtool.guarded import GuardedChild
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.runtime import probation
+from tests.retrieval.checkpoints import CASES
 from tests.workshop import Workshop, make_shallow
 
 TEXTS = ["", "a", "Zürich déjà-vu 北京 \u200b x", "[SEP] typed [MASK]", "word " * 400, "🦜 \t\x01 e\u0301"]
@@ -214,6 +217,38 @@ def test_pairs_are_two_inputs(reranker: Path, tmp_path: Path, monkeypatch: pytes
     model = onnxtool.load(tmp_path / "r.onnx")
     with pytest.raises(InputError, match="takes pairs of texts"):
         model.run(model.tokenize(TEXTS))
+
+
+def test_a_table_of_vectors_alone_knows_that_it_takes_no_special_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which the files beside it said: the metadata has to."""
+    monkeypatch.setattr(text_proof, "_characters", lambda: ())  # the tokenizer is that of the other tests
+    next(case for case in CASES if case.name == "StaticEmbedding").make(tmp_path / "c", tmp_path / "base")
+    export(tmp_path / "c", tmp_path / "m.onnx", exporter="auto")
+    expected = SentenceTransformer(str(tmp_path / "c"), device="cpu").encode(["a cat", "two dogs"])
+    lengths = [len(text) for text in onnxtool.load(tmp_path / "m.onnx").tokenize(["a cat", "two dogs"])]
+    shutil.rmtree(tmp_path / "m")
+    model = onnxtool.load(tmp_path / "m.onnx")
+    np.testing.assert_allclose(np.asarray(model.encode(["a cat", "two dogs"])), expected, atol=1e-6)
+    assert [len(text) for text in model.tokenize(["a cat", "two dogs"])] == lengths
+    assert agreement.verify(tmp_path / "m.onnx", tmp_path / "m.onnx").passed
+
+
+def test_the_trial_run_of_a_file_has_the_operators(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that cannot be loaded there would never be tried out."""
+    asked: list[str] = []
+
+    def start(function: str, *given: Any) -> GuardedChild:
+        asked.append(function)
+        return GuardedChild(function, *given)
+
+    monkeypatch.setattr(probation, "GuardedChild", start)
+    assert probation.death_on(ModelFile.open(exported)) == ""
+    (function,) = asked
+    getattr(probation, function.rpartition(":")[2])(str(exported))
+    with pytest.raises(Exception, match=r"ai\.onnx\.contrib"):
+        probation.load_and_run(str(exported))
 
 
 REFUSED: list[tuple[dict[str, Any], type[OnnxtoolError], str]] = [
