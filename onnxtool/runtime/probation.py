@@ -8,7 +8,7 @@ have none that grow.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from onnxtool.errors import ModelFileError
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild, attempt
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.domains import STRINGS
 from onnxtool.model_file.wire import Constant, Node, read_constants, read_nodes
 
 MAX_SECONDS = 5  # the child's CPU time, and the same again for every 500 MB of the model
@@ -172,7 +173,8 @@ def _ending(model: ModelFile) -> ChildEndedError | None:
     seconds, num_bytes = _limits(model)
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
-        with GuardedChild(f"{__name__}:load_and_run", ("onnxruntime",), threads) as child:
+        function = "load_and_run_texts" if STRINGS in model.structure.opsets else "load_and_run"
+        with GuardedChild(f"{__name__}:{function}", ("onnxruntime",), threads) as child:
             attempt(child, str(model.path.resolve()), seconds=seconds, num_bytes=num_bytes)
     except ChildError:
         return None
@@ -181,7 +183,7 @@ def _ending(model: ModelFile) -> ChildEndedError | None:
     return None
 
 
-def load_and_run(path: str) -> None:
+def load_and_run(path: str, domains: Sequence[str] = ()) -> None:
     """Load a model, and run it on the smallest inputs that it takes; called in the child.
 
     Raises:
@@ -189,14 +191,19 @@ def load_and_run(path: str) -> None:
         Exception: any other onnxruntime error.
     """
     try:
-        _load_and_run(path)
+        _load_and_run(path, domains)
     except Exception as error:
         if any(text in str(error) for text in _NO_MEMORY):
             raise MemoryError from error
         raise
 
 
-def _load_and_run(path: str) -> None:
+def load_and_run_texts(path: str) -> None:
+    """As `load_and_run`, for a graph with operators of onnxruntime-extensions."""
+    load_and_run(path, (STRINGS,))
+
+
+def _load_and_run(path: str, domains: Sequence[str]) -> None:
     import onnxruntime as ort
 
     from onnxtool.runtime.providers import register_operators
@@ -204,7 +211,7 @@ def _load_and_run(path: str) -> None:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    register_operators(options, ModelFile.open(Path(path)).structure.opsets)
+    register_operators(options, domains)
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     feeds = _smallest_feeds(session)
     if feeds is None:

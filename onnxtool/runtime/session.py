@@ -433,7 +433,6 @@ def prove(argument: Sequence[Any]) -> dict[str, Any]:
 
 
 def _prove(model: ModelFile, provider: ExecutionProvider, threads: int) -> Proof:
-    path = model.path
     cases = input_cases(model, longest=LONGEST_CASE)
     session = _open(model, CPU, _Settings(frugal=True))
     expected = run_reference(session.run, cases, name="the CPU's result", refusal=SessionError)
@@ -441,7 +440,7 @@ def _prove(model: ModelFile, provider: ExecutionProvider, threads: int) -> Proof
     session = _open(model, provider, _Settings(threads))
     found = verify(session.run, expected, tolerance_of(model, provider))
     why = "" if found.passed else failure(found, "").message
-    share = _share_of_others(path, provider, expected.cases[-1].feeds) if session.elsewhere else 0.0
+    share = _share_of_others(model, provider, expected.cases[-1].feeds) if session.elsewhere else 0.0
     return Proof(len(found.cases), found.max_abs_error, found.cosine_min, why, session.elsewhere, share)
 
 
@@ -456,7 +455,7 @@ def tolerance_of(model: ModelFile, provider: ExecutionProvider) -> Tolerance:
     )
 
 
-def _share_of_others(path: Path, provider: ExecutionProvider, feeds: Mapping[str, NDArray[Any]]) -> float:
+def _share_of_others(model: ModelFile, provider: ExecutionProvider, feeds: Mapping[str, NDArray[Any]]) -> float:
     """Profile a run, and return the share of the time in nodes that other providers run."""
     import onnxruntime as ort
 
@@ -464,9 +463,9 @@ def _share_of_others(path: Path, provider: ExecutionProvider, feeds: Mapping[str
     options.enable_profiling, options.log_severity_level = True, 4
     with temporary_folder() as folder:
         options.profile_file_prefix = str(folder / "profile")
-        register_operators(options, ModelFile.open(path).structure.opsets)
+        register_operators(options, model.structure.opsets)
         providers = apply_provider(options, provider, available_cores())
-        session = ort.InferenceSession(str(path), options, providers=providers)
+        session = ort.InferenceSession(str(model.path), options, providers=providers)
         for _ in range(_PROFILED_RUNS):
             session.run(None, dict(feeds))
         events = read_json(Path(session.end_profiling()))
