@@ -114,8 +114,8 @@ class ModelFile:
 
     @cached_property
     def metadata(self) -> dict[str, str]:
-        """The metadata_props of the model, without a tokenizer.json."""
-        return self.structure.plain_metadata
+        """The metadata_props of the model, without a tokenizer.json, which nobody reads in a report."""
+        return {key: value for key, value in self.structure.metadata.items() if key != EMBEDDED_KEY}
 
     @cached_property
     def text_input(self) -> TextInput | None:

@@ -82,7 +82,7 @@ def summarize_file(model: ModelFile) -> Stats:
         inputs=structure.inputs,
         outputs=structure.outputs,
         ops=structure.ops,
-        metadata=structure.plain_metadata,
+        metadata=model.metadata,
         initializer_bytes=_largest_first(initializer_bytes),
         duplicate_bytes=sum(duplicate.size_bytes for duplicate in duplicates),
         num_functions=structure.num_functions,

@@ -66,9 +66,6 @@ class Function(NamedTuple):
     ops: dict[str, int]
 
 
-HIDDEN = frozenset(("onnxtool.tokenizer_json",))  # keys of metadata
-
-
 class Structure(NamedTuple):
     """The structure of a model. Node counts include the bodies of If, Loop and Scan.
 
@@ -111,11 +108,6 @@ class Structure(NamedTuple):
     constants: dict[str, int]
     attribute_bytes: int
     annotation_bytes: int
-
-    @property
-    def plain_metadata(self) -> dict[str, str]:
-        """The metadata without files in it, which nobody reads in a report."""
-        return {key: value for key, value in self.metadata.items() if key not in HIDDEN}
 
     @property
     def num_nodes(self) -> int:
