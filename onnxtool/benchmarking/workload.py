@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnxtool.benchmarking.options import DEFAULT_BATCH_SIZES, DEFAULT_LENGTHS, BenchmarkOptions
 from onnxtool.benchmarking.report import StageTimes, TokenLengths
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
-from onnxtool.checkpoint.limits import Text, graph_limit, text_limit
+from onnxtool.checkpoint.limits import Text, graph_limit
 from onnxtool.errors import InputError
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.model_file import ModelFile
@@ -178,27 +178,32 @@ def random_workloads(model: ModelFile, options: BenchmarkOptions) -> Iterator[Wo
     """
     stated = model.text_input
     has_tokens = bool(stated or names_of_ids(model))
+    if stated is not None:
+        from onnxtool.runtime.text_graph import text_arrays
+
+        text_of = _texts_of_lengths(model, is_pair=len(stated.names) > 1)
     for batch_size in options.batch_sizes:
         for length in options.sequence_lengths:
             shape = FeedShape.full(batch_size, length)
-            if stated is not None:
-                from onnxtool.runtime.text_graph import text_arrays
-
-                feeds = text_arrays(stated.names, [_text_of(model, length)] * batch_size)
-            else:
+            if stated is None:
                 feeds = sized_feeds(model, shape, seed=options.seed, given=options.given)
+            else:
+                feeds = text_arrays(stated.names, [text_of(length)] * batch_size)
             yield Workload(batch_size, length, (feeds,), (shape.mask,), has_tokens=has_tokens)
 
 
-def _text_of(model: ModelFile, length: int) -> Text:
-    """Return a text, or a pair, of `length` tokens."""
+def _texts_of_lengths(model: ModelFile, *, is_pair: bool) -> Callable[[int], Text]:
+    """Return what makes a text, or a pair, of a number of tokens."""
     from onnxtool.checkpoint.tokenizer import TextTokenizer
 
     tokenizer = TextTokenizer(find_checkpoint_folder(model))
-    is_pair = model.text_input is not None and len(model.text_input.names) > 1
     (shortest,) = tokenizer.encode([("a", "a") if is_pair else "a"])
-    text = " ".join(["a"] * max(1, length - len(shortest) + 1))
-    return ("a", text) if is_pair else text
+
+    def text_of(length: int) -> Text:
+        text = " ".join(["a"] * max(1, length - len(shortest) + 1))
+        return ("a", text) if is_pair else text
+
+    return text_of
 
 
 def sample_workloads(model: ModelFile, options: BenchmarkOptions) -> list[Workload]:
@@ -258,8 +263,7 @@ def check_lengths(model: ModelFile, options: BenchmarkOptions) -> None:
     Raises:
         InputError: a length is beyond the graph's limit.
     """
-    folder = _folder_of(model)
-    limit = graph_limit(model, folder) if model.text_input is None or folder is None else text_limit(model, folder, "")
+    limit = graph_limit(model, _folder_of(model))
     longest = max(options.sequence_lengths)
     if limit is not None and longest > limit.tokens:
         raise InputError(

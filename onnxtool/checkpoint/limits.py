@@ -55,8 +55,8 @@ def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit |
         InputError: a file of the checkpoint is malformed.
         ModelFileError: the stamp is not a number of tokens.
     """
-    if model.text_input is not None:
-        return Limit(model.text_input.most_tokens, "the tokenizer in the graph")
+    if (cut := _cut_in_graph(model)) is not None:
+        return cut
     stamped = [limit for limit in (_stamped_limit(model, MAX_LENGTH_KEY), verified_limit(model)) if limit is not None]
     limits = (*stamped, *_shape_limit(model)) if stamped else _deduced_limits(model, folder)
     return min((*limits, *_sentence_limit(folder, task)), default=None)
@@ -82,9 +82,16 @@ def limit_of_task(model: ModelFile, folder: CheckpointFolder, task: str) -> Limi
 
 def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | None:
     """Return the limit beyond which the graph fails or was not verified; None if none is known, or without tokens."""
+    if (cut := _cut_in_graph(model)) is not None:
+        return cut
     if all(info.dtype.startswith("float") for info in model.structure.inputs):
         return None  # images and audio; their positions count patches and frames
     return min(_graph_limits(model, reserved_positions(folder)), default=None)
+
+
+def _cut_in_graph(model: ModelFile) -> Limit | None:
+    """Return where the graph itself cuts texts; None if it does not read texts."""
+    return None if model.text_input is None else Limit(model.text_input.most_tokens, "the tokenizer in the graph")
 
 
 def verified_limit(model: ModelFile) -> Limit | None:
