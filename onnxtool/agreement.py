@@ -155,16 +155,17 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
 
 def _reading_ids(file: ModelFile, folder: Path) -> ModelFile:
     """Return the part that reads ids of a file that reads texts, after a comparison of both; others as they are."""
-    if file.text_input is None:
+    stated = file.text_input
+    if stated is None:
         return file
     from onnxtool.export.in_graph import check_tokenizer
     from onnxtool.graph.text_input import serialized
     from onnxtool.runtime.text_graph import check_same_outputs, take_tokenizer_off
 
     folder.mkdir()
-    core, front = take_tokenizer_off(file, folder)
+    core, front = take_tokenizer_off(file, stated, folder)
     content = serialized(front)
-    check_tokenizer(file, file.text_input, core, content)
+    check_tokenizer(file, stated, core, content)
     check_same_outputs(file, core, content)
     return core
 

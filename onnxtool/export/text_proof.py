@@ -44,7 +44,7 @@ _LETTERS = "abcXYZ éßñ日本語😀\u0301 .,'-_[]#<>/19"
 _WORDS, _MIXED = 200, 300
 _UNLIMITED = 1 << 20
 _PENALTY = 10  # of an unknown piece, beyond the lowest score
-_WAY = "no file is written; leave --tokenizer out, and report this text"
+_WAY = "export the model without --tokenizer in_graph, and report this text"
 
 
 def proof_texts(tokenizer: TextTokenizer, limit: int) -> list[str]:

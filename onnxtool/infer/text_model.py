@@ -304,16 +304,17 @@ class TextModel:
         filled = [*texts, *[texts[-1]] * ((self.batch_rules.batch_size or 0) - len(texts))]
         arrays: dict[str, NDArray[Any]] = {**self.tokenizer.pad(filled, self.batch_rules.sequence_length)}
         if (stated := self.session.model.text_input) is not None:
-            rows = [(text.source,) if isinstance(text.source, str) else text.source for text in filled]
-            if any(row is None or len(row) != len(stated.names) for row in rows):
+            from onnxtool.runtime.text_graph import text_arrays
+
+            given = [text.source for text in filled if text.source is not None]
+            if any(isinstance(text, str) != (len(stated.names) == 1) for text in given) or len(given) < len(filled):
                 needs = ("single texts", "in_graph"), ("pairs of texts (--query)", "pairs_in_graph")
                 (takes, _), (_, other) = needs if len(stated.names) == 1 else needs[::-1]
                 raise InputError(
                     f"{self.session.model.path} takes {takes}",
                     f"pass these, or export the model with --tokenizer {other}",
                 )
-            for name, column in zip(stated.names, zip(*filter(None, rows), strict=True), strict=True):
-                arrays[name] = np.array([*column, None], dtype=object)[:-1]  # strings, whatever their lengths
+            arrays |= text_arrays(stated.names, given)
         return arrays
 
     def _inputs(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

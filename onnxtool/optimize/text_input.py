@@ -43,7 +43,7 @@ def optimize_behind(
     """
     with staged(output, force=options.force) as staging, tempfile.TemporaryDirectory(dir=staging.folder.parent) as name:
         folder = Path(name)
-        core, front = take_tokenizer_off(source, folder)
+        core, front = take_tokenizer_off(source, stated, folder)
         report = optimize(
             replace(options, model_path=core.path, output=folder / f"optimized-{output.name}", force=False)
         )

@@ -13,20 +13,21 @@ from onnxtool.checkpoint.limits import Text
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile, Staging, save_model
 from onnxtool.model_file.domains import STRINGS
-from onnxtool.model_file.metadata import TEXT_KEY
+from onnxtool.model_file.metadata import TEXT_KEY, TextInput
 from onnxtool.runtime.providers import register_operators
 from onnxtool.runtime.session import open_session
 from onnxtool.runtime.tokens import HARD_TEXTS
 
 _GROUPS = (slice(0, 1), slice(5, 6), slice(20, 23), slice(30, 62))  # of hard texts
-_WAY = "no file is written; leave --tokenizer out, and report this"
+_WAY = "export the model without --tokenizer in_graph, and report this"
 
 
 def text_arrays(names: Sequence[str], texts: Sequence[Text]) -> dict[str, NDArray[Any]]:
     """Return the inputs of a graph that reads texts, or pairs of them if it has two names: string [N] each."""
-    columns = zip(*((text,) if isinstance(text, str) else text for text in texts), strict=True) if texts else [()] * 2
+    rows = ((text,) if isinstance(text, str) else text for text in texts)
+    columns = zip(*rows, strict=True) if texts else [()] * len(names)
     # Of one more element, so that numpy does not look into the strings.
-    return {name: np.array([*column, None], dtype=object)[:-1] for name, column in zip(names, columns)}  # noqa: B905
+    return {name: np.array([*column, None], dtype=object)[:-1] for name, column in zip(names, columns, strict=True)}
 
 
 class TextGraph:
@@ -48,7 +49,7 @@ class TextGraph:
         return dict(zip(names, self._session.run(names, text_arrays(self.names, texts)), strict=True))
 
 
-def take_tokenizer_off(file: ModelFile, folder: Path) -> tuple[ModelFile, Any]:
+def take_tokenizer_off(file: ModelFile, stated: TextInput, folder: Path) -> tuple[ModelFile, Any]:
     """Write the part that reads ids of a graph that reads texts to `folder`; return it, and the graph before it.
 
     Raises:
@@ -57,8 +58,7 @@ def take_tokenizer_off(file: ModelFile, folder: Path) -> tuple[ModelFile, Any]:
     from onnxtool.graph.text_input import take_off
     from onnxtool.model_file.weights import load_model
 
-    assert file.text_input is not None  # noqa: S101  the caller has looked
-    core, front = take_off(load_model(file.path), file.text_input.former)
+    core, front = take_off(load_model(file.path), stated.former)
     del core.metadata_props[TEXT_KEY]
     return ModelFile.open(save_model(core, Staging(folder, folder / file.path.name, folder))), front
 
