@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
-from onnxtool.export.text_proof import TextProof
+from onnxtool.export.in_graph import TextProof
 from onnxtool.export.tokenizer_rules import read_tokenizer
 from onnxtool.graph.text_input import COUNT, IDS, MASK, TYPES, id_model
 from onnxtool.runtime.text_graph import TextGraph

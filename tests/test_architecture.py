@@ -46,7 +46,7 @@ ONLY_IN = {
     "rich": {"cli"},
     "torch": {
         "export",
-        "benchmarking/eager.py",
+        "benchmarking/comparison.py",
         "evaluation/pytorch.py",
         "infer/generation/session_model.py",
         "sentence_transformers",
@@ -56,7 +56,7 @@ ONLY_IN = {
     "sentence_transformers": {"sentence_transformers", "evaluation/pytorch.py", "consumers/runners"},
     "transformers": {
         "export",
-        "benchmarking/eager.py",
+        "benchmarking/comparison.py",
         "checkpoint/chat_templates.py",
         "runtime/pictures.py",
         "infer/generation",

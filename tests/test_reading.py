@@ -211,7 +211,7 @@ READS = {
 # Where else files are read, and why.
 ELSEWHERE = {
     "settings, once reading.require_small_settings has seen them": {
-        "benchmarking/eager.py": {"from_pretrained"},
+        "benchmarking/comparison.py": {"from_pretrained"},
         "export/adapters.py": {"from_pretrained"},
         "export/checkpoint.py": {"from_pretrained", "open"},  # and the digest of weights
         "runtime/pictures.py": {"from_pretrained"},
@@ -220,7 +220,7 @@ ELSEWHERE = {
     "safetensors, whose headers have 100 MB at most, and sizes that the library checks": {
         "checkpoint/files.py": {"deserialize"},
         "export/weights.py": {"safe_open"},
-        "training/checkpoints/checkpoint.py": {"safe_open"},
+        "training/checkpoints/__init__.py": {"safe_open"},
     },
     "ONNX models, by the wire reader and once it has read them": {
         "model_file/wire/protobuf.py": {"open"},
@@ -254,7 +254,7 @@ ELSEWHERE = {
         "export/targets/opensearch.py": {"open"},
         "guarded.py": {"json.loads", "read_text"},
         "optimize/attention/slices.py": {"InferenceSession"},
-        "export/text_proof.py": {"json.loads"},
+        "export/in_graph.py": {"json.loads"},
         "export/tokenizer_rules.py": {"json.loads"},
         "release/bom.py": {"json.loads"},
         "release/signing.py": {"read_text"},

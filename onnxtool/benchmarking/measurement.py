@@ -19,7 +19,6 @@ from onnxtool.benchmarking.comparison import (
     few_pairs,
     open_compared,
 )
-from onnxtool.benchmarking.gates import check_report, read_gates, require_tokens, shape_names
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.benchmarking.report import (
     BenchmarkEnvironment,
@@ -27,6 +26,10 @@ from onnxtool.benchmarking.report import (
     BenchmarkResult,
     ComparedShape,
     Comparison,
+    check_report,
+    read_gates,
+    require_tokens,
+    shape_names,
 )
 from onnxtool.benchmarking.rounds import (
     Floats,

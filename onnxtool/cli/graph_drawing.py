@@ -1,21 +1,29 @@
-"""Draw the graph of one or two models as HTML: operators in order, and repeated blocks once, with their count."""
+"""Draw the graph of one or two models as HTML: operators in order, and repeated blocks once, with their count.
+
+The page of a report escapes text; numbers may have bars.
+"""
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from onnxtool.cli.stats_blocks import join, signatures
+from onnxtool.cli.stats_blocks import Section, join, shown_rows, signatures
+from onnxtool.cli.streams import printable
 from onnxtool.model_file.wire.topology import MAX_DRAWN_NODES, Call, read_topology
 from onnxtool.reports import TensorInfo
 from onnxtool.summary import FUSED_OPERATORS
 from onnxtool.summary.figures import Difference, Stats
 from onnxtool.summary.repetition import Block, find_blocks
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 _MAX_BOXES = 500  # of a list; and four times as many of a page
 _MAX_READS = 4  # names in a box
@@ -107,7 +115,7 @@ class _Graph:
 
 def graph_drawing(report: Stats | Difference) -> str:
     """Draw the graph of a model, or its differences from the base, as a section of a page."""
-    from onnxtool.cli.page import render_template, words
+    from onnxtool.cli.graph_drawing import render_template, words
 
     if isinstance(report, Difference):
         graphs = model, base = [_Graph(report.model), _Graph(report.base)]
@@ -214,3 +222,53 @@ def _sides(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence
         new += _equal(model, base, after[k:m], before[i:j]) if is_equal else model.boxes(after[k:m], "added")
         old += base.boxes(before[i:j], "" if is_equal else "removed")
     return new, old
+
+
+_LONG = re.compile(r"[^\s&;]{25,}")  # entities stay whole
+
+
+def render_template(name: str, filters: Mapping[str, Callable[..., Any]], **values: object) -> str:
+    """Fill in an HTML or SVG template from this package; all text is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("onnxtool.cli"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"printable": printable, **filters}
+    return environment.get_template(name).render(**values)
+
+
+def sections_page(
+    title: str,
+    sections: Sequence[Section],
+    gates: Sequence[str],
+    notes: Sequence[str] = (),
+    drawing: str = "",
+) -> str:
+    """Write sections as an HTML page, below failed gates and notes; a drawing follows the first."""
+    from markupsafe import Markup
+
+    return render_template(
+        "page.html.jinja",
+        {"words": words, "shown_rows": shown_rows},
+        title=title,
+        sections=sections,
+        gates=gates,
+        notes=notes,
+        drawing=Markup(drawing),  # noqa: S704  its template has escaped it
+    )
+
+
+def words(text: str) -> Markup:
+    """Escape text and let names break after separators; longer words break anywhere if necessary."""
+    from markupsafe import Markup, escape
+
+    # Do not break before short pieces, such as `.onnx` at the end of a file name.
+    pieces = re.split(r"(?<=[./:])(?=[A-Za-z]\w{5})", printable(text))
+    broken = "<wbr>".join(_LONG.sub(r'<span class="long">\g<0></span>', str(escape(piece))) for piece in pieces)
+    return Markup(broken)  # noqa: S704  each piece is escaped

@@ -1,24 +1,50 @@
-"""Put a checkpoint's tokenizer into an exported graph (`export --tokenizer in_graph`)."""
+"""Put a checkpoint's tokenizer into an exported graph (`export --tokenizer in_graph`), and compare the two.
+
+Three things make the comparison more than a sample. Each character that there is stands in a text, between letters:
+what rules do to single characters is seen for all of them. The pattern that splits words for byte pairs looks at the
+kinds of neighbouring characters: all short texts over one character of each kind are read.
+"""
 
 from __future__ import annotations
 
+import json
+import random
 import shutil
 import tempfile
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder, Prompts, find_checkpoint_folder
-from onnxtool.checkpoint.limits import Limit, text_limit
+from onnxtool.checkpoint.limits import EncodedText, Limit, Text, text_limit
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.errors import InputError, SessionError
+from onnxtool.errors import InputError, SessionError, shorten
 from onnxtool.export.options import PAIRS_IN_GRAPH, ExportOptions
-from onnxtool.export.text_proof import TextProof
-from onnxtool.export.tokenizer_rules import read_tokenizer
-from onnxtool.graph.text_input import GIVEN, LOWEST_OPSET, POOLED, Frame, build_front, put_before, serialized
-from onnxtool.graph.tokenizers import GraphTokenizer
+from onnxtool.export.tokenizer_rules import SCORE_STEP, read_tokenizer
+from onnxtool.graph.text_input import (
+    GIVEN,
+    IDS,
+    LOWEST_OPSET,
+    MASK,
+    POOLED,
+    Frame,
+    build_front,
+    id_model,
+    put_before,
+    serialized,
+)
+from onnxtool.graph.tokenizers import SPACE, ByteBpe, GraphTokenizer, Unigram
 from onnxtool.model_file import ModelFile, Staging, save_model
 from onnxtool.model_file.domains import default_opset
 from onnxtool.model_file.metadata import (
@@ -32,8 +58,9 @@ from onnxtool.model_file.metadata import (
 )
 from onnxtool.model_file.weights import load_model
 from onnxtool.progress import tell
+from onnxtool.runtime.text_feeds import text_feeds
 from onnxtool.runtime.text_graph import TextGraph, check_same_outputs
-from onnxtool.runtime.tokens import open_tokenizer
+from onnxtool.runtime.tokens import HARD_TEXTS, open_tokenizer
 
 _OF_PAIRS = (RANKING, "text-classification")
 _WAY = "leave --tokenizer out, and tokenize where the file runs"
@@ -154,3 +181,186 @@ def _require_plain(core: ModelFile, folder: CheckpointFolder) -> None:
         raise InputError(f"no {TOKENIZER_NAME} to put into the graph", _WAY)
     if reason:
         raise InputError(f"no tokenizer can be put into the graph: it {reason}", _WAY)
+
+
+NUL = "texts with the character NUL, which end there in onnxruntime's Python"
+NEXT_LINE = "texts with U+0085, which the operator of byte pairs does not take for white space"
+TIES = "texts with two readings of a word of the same score, to the precision of float32"
+
+_A_BATCH, _CHARACTERS_A_TEXT = 64, 20
+_KINDS = "a1 \n.'é中s\x85"  # a letter, a digit, spaces, signs, letters of several bytes, a contraction, a next line
+_LONGEST_OF_KINDS = 4
+_LETTERS = "abcXYZ éßñ日本語😀\u0301 .,'-_[]#<>/19"
+_WORDS, _MIXED = 200, 300
+_UNLIMITED = 1 << 20
+_PENALTY = 10  # of an unknown piece, beyond the lowest score
+_WAY_WITHOUT = "export the model without --tokenizer in_graph, and report this text"
+
+
+def proof_texts(tokenizer: TextTokenizer, limit: int) -> list[str]:
+    """Return texts that tokenizers disagree on, as the module describes."""
+    draw = random.Random(62)  # noqa: S311  texts, no secrets
+    forms = ("{0}", "a {0} b", "x{0}y", "{0}{0} ")
+    own = [form.replace("{0}", token) for token in tokenizer.added_tokens[:64] for form in forms]
+    words = [word.lstrip("#Ġ▁") for word in tokenizer.vocabulary]
+    words = [word for word in words if word.isalnum()] or ["a"]
+    chosen = words[:: max(1, len(words) // _WORDS)]
+    texts = [*HARD_TEXTS, *own, *(" ".join(chosen[start : start + 10]) for start in range(0, len(chosen), 10))]
+    texts += [" ".join(draw.choices(texts, k=draw.randint(2, 6))) for _ in range(_MIXED)]
+    texts += ["".join(draw.choices([*_LETTERS, *chosen[:9]], k=draw.randint(1, 60))) for _ in range(_MIXED)]
+    around = (*range(max(1, limit - 5), limit + 3), 2 * limit) if limit < _UNLIMITED else (600,)
+    return [*texts, *(" ".join(draw.choices(chosen, k=count)) for count in around)]
+
+
+def _characters() -> Iterator[str]:
+    """Yield texts with each character that Unicode has, between letters."""
+    every = map(chr, (*range(1, 0xD800), *range(0xE000, 0x110000)))
+    assigned = [one for one in every if unicodedata.category(one) not in ("Cn", "Co")]
+    for start in range(0, len(assigned), _CHARACTERS_A_TEXT):
+        yield " ".join(f"a{one}b" for one in assigned[start : start + _CHARACTERS_A_TEXT])
+
+
+def _patterns() -> Iterator[str]:
+    """Yield all short texts over one character of each kind, several in one text apart from each other."""
+    every = ["".join(kinds) for size in range(1, _LONGEST_OF_KINDS + 1) for kinds in product(_KINDS, repeat=size)]
+    for start in range(0, len(every), _CHARACTERS_A_TEXT):
+        yield "|".join(every[start : start + _CHARACTERS_A_TEXT])
+
+
+@dataclass(frozen=True)
+class TextProof:
+    """A tokenizer in a graph, to be compared with the tokenizer that it was made from.
+
+    Attributes:
+        tokenizer: the tokenizer.
+        rules: the same, as the graph does it.
+        frame: how rows are made of its ids.
+        graph: the graph, from texts to the inputs of `core`; None for one of ids, mask and types.
+        core: the graph that reads what `graph` gives.
+    """
+
+    tokenizer: TextTokenizer
+    rules: GraphTokenizer
+    frame: Frame
+    graph: TextGraph | None = None
+    core: ModelFile | None = None
+
+    def check(self) -> tuple[int, dict[str, int]]:
+        """Compare ids, masks and types; return the number of texts, and of those that differ by nature, by kind.
+
+        Raises:
+            InputError: a text differs otherwise.
+        """
+        draw = random.Random(0)  # noqa: S311  texts, no secrets
+        items = self._items(proof_texts(self.tokenizer, self.frame.most_tokens))
+        whole = [*items, *self._items([*_characters(), *(_patterns() if self.frame.num_texts == 1 else ())])]
+        kinds: Counter[str] = Counter()
+        differing: set[Text] = set()
+        for start in range(0, len(whole), _A_BATCH):
+            for text in self._differences(whole[start : start + _A_BATCH]):
+                kinds[self.kind(text)] += 1
+                differing.add(text)
+        same = [item for item in items if item not in differing]
+        groups = [[], *([item] for item in same[::2]), *(draw.sample(same, size) for size in range(2, _A_BATCH + 1))]
+        for group in groups:
+            if found := self._differences(group):
+                raise _differs(found[0], f"in a batch of {len(group)}")
+        return len(whole), dict(sorted(kinds.items()))
+
+    @cached_property
+    def _graph(self) -> TextGraph:
+        return TextGraph(id_model(self.rules, self.frame)) if self.graph is None else self.graph
+
+    def _items(self, texts: Sequence[str]) -> list[Text]:
+        """Return texts, or pairs of them."""
+        if self.frame.num_texts == 1:
+            return list(texts)
+        return list(zip(texts, [*texts[3:], *texts[:3]], strict=True))
+
+    def _expected(self, items: Sequence[Text], limit: int) -> list[EncodedText]:
+        before = self.frame.prompt
+        given = [before + item if isinstance(item, str) else (before + item[0], item[1]) for item in items]
+        return self.tokenizer.encode(given, Limit(limit, "the graph"))
+
+    def _differences(self, items: Sequence[Text]) -> list[Text]:
+        """Return the texts of a batch whose ids, mask, types and so on differ from the tokenizer's."""
+        found = self._graph.run(items)
+        if not items:
+            return []
+        encoded = self._expected(items, self.frame.most_tokens)
+        arrays: dict[str, NDArray[Any]] = {
+            **self.tokenizer.pad([replace(one, num_prompt=self.frame.num_prompt) for one in encoded])
+        }
+        if self.core is not None:
+            arrays = text_feeds(self.core, arrays)
+        width = arrays[IDS].shape[1]
+        same = np.ones(len(items), bool)
+        for name in arrays.keys() & found.keys():  # one text that differs may change the width of all
+            same &= (_to_width(found[name], width, left=self.frame.pads_left) == arrays[name]).all(axis=1)
+        if len(items) == 1 and found[IDS].shape[1] != width:
+            same[:] = False
+        return [item for item, is_same in zip(items, same, strict=True) if not is_same]
+
+    def kind(self, item: Text) -> str:
+        """Say by what nature a text differs.
+
+        Raises:
+            InputError: by none.
+        """
+        if not self._differences([item]):
+            raise _differs(item, "in a batch")
+        changes: dict[str, Callable[[str], str]] = {NUL: lambda text: text.split("\0")[0]}
+        if isinstance(self.rules, ByteBpe):
+            changes[NEXT_LINE] = lambda text: text.replace("\x85", "\n")
+        for kind, change in changes.items():
+            item = change(item) if isinstance(item, str) else (change(item[0]), change(item[1]))
+            if not self._differences([item]):
+                return kind
+        if isinstance(self.rules, Unigram) and self._is_tie(item):
+            return TIES
+        raise _differs(item, "alone")
+
+    @cached_property
+    def _unlimited(self) -> TextGraph:
+        return TextGraph(id_model(self.rules, replace(self.frame, most_tokens=_UNLIMITED)))
+
+    @cached_property
+    def _scores(self) -> dict[int, float]:
+        """The scores of the tokenizer's pieces by id."""
+        model = json.loads(self.tokenizer.content)["model"]
+        scores = {token: float(score) for token, (_, score) in enumerate(model["vocab"])}
+        return {**scores, model["unk_id"]: min(scores.values()) - _PENALTY}
+
+    def _is_tie(self, item: Text) -> bool:
+        """Return whether both readings of each word have the same score, as far as sums of float32 can tell."""
+        (own,) = self._expected([item], _UNLIMITED)
+        found = self._unlimited.run([item])
+
+        def words(row: Sequence[int]) -> list[Sequence[int]]:
+            begins = [place for place, token in enumerate(row) if self.tokenizer.token(token).startswith(SPACE)]
+            return [row[start:end] for start, end in pairwise((0, *begins, len(row)))]
+
+        def are_same(*readings: Sequence[int]) -> bool:
+            (first, second), (text, other) = (
+                ([self._scores.get(token, 0.0) for token in row] for row in readings),
+                ("".join(map(self.tokenizer.token, row)) for row in readings),
+            )
+            rounding = max(map(len, readings)) * max(SCORE_STEP, float(np.finfo(np.float32).eps) * abs(sum(first)))
+            return text == other and bool(abs(sum(first) - sum(second)) <= rounding)
+
+        rows = words(own.ids), words(found[IDS][0][found[MASK][0] > 0].tolist())
+        return len(rows[0]) == len(rows[1]) and all(map(are_same, *rows))
+
+
+def _to_width(array: NDArray[Any], width: int, *, left: bool) -> NDArray[Any]:
+    """Return an array with another number of columns, cut or filled with -1."""
+    if array.shape[1] >= width:
+        return array[:, -width:] if left else array[:, :width]
+    filling = ((0, 0), (width - array.shape[1], 0) if left else (0, width - array.shape[1]))
+    return np.pad(array, filling, constant_values=-1)
+
+
+def _differs(item: Text, where: str) -> InputError:
+    return InputError(
+        f"the graph reads {shorten(repr(item), 80)} {where} otherwise than the tokenizer does", _WAY_WITHOUT
+    )

@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from onnxtool.errors import OnnxtoolError, PassError, first_line
 from onnxtool.graph.shapes import find_shapes
-from onnxtool.graph.wide_nodes import ease_wide_nodes
 from onnxtool.model_file.weights import release_weights
 from onnxtool.optimize.report import PassResult
 from onnxtool.progress import Stage, tell
@@ -202,3 +201,35 @@ def inventory(model: ir.Model) -> Counter[tuple[str, ...]]:
 def count_changes(before: Counter[tuple[str, ...]], after: Counter[tuple[str, ...]]) -> int:
     """Count nodes and initializers that are in only one inventory; a rewritten one counts once."""
     return max((before - after).total(), (after - before).total())
+
+
+_NARROW = 64  # inputs
+
+
+class _WideNode(ir.Node):
+    """A node with its inputs in a list: onnx_ir's tuple is copied for each input that is replaced."""
+
+    __slots__ = ()
+    _inputs: Any
+
+    def replace_input_with(self, index: int, value: Any) -> None:
+        if not 0 <= index < len(self._inputs):
+            raise ValueError(f"Index out of range: {index}")
+        old, self._inputs[index] = self._inputs[index], value
+        if old is not None:
+            old._remove_usage(self, index)
+        if value is not None:
+            value._add_usage(self, index)
+
+    def resize_inputs(self, new_size: int, /) -> None:
+        self._inputs += [None] * (new_size - len(self._inputs))
+        super().resize_inputs(new_size)
+
+
+def ease_wide_nodes(model: ir.Model) -> None:
+    """Let passes replace each input of a node with thousands of inputs, in time proportional to their number."""
+    for node in model.graph.all_nodes():
+        # Placement on several devices follows the inputs, which only onnx_ir's own method knows.
+        if type(node) is ir.Node and len(node.inputs) > _NARROW and not getattr(node, "device_configurations", ()):
+            node.__class__ = _WideNode
+            node._inputs = list(node.inputs)  # type: ignore[assignment]  # by its new class

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from onnxtool.torch_backend.lower.channels_last import keep_channels_last
-from onnxtool.torch_backend.lower.decompositions.random import DROPOUT_MASKS, DropoutMask, has_scaled_mask
+from onnxtool.torch_backend.lower.random import DROPOUT_MASKS, DropoutMask, has_scaled_mask
 from onnxtool.torch_backend.nodes import Node, is_call, is_dropout_mask, is_empty, is_random, is_uninitialized, is_view
 
 

@@ -13,7 +13,7 @@ import torch
 
 from onnxtool.errors import CompilationError
 from onnxtool.options import UNSET, Option, OptionalPath, Options, checked
-from onnxtool.torch_backend.lower.decompositions.random import DROPOUT_MASKS
+from onnxtool.torch_backend.lower.random import DROPOUT_MASKS
 from onnxtool.torch_backend.own_translations import Translations, check_translations
 
 Provider = str | tuple[str, Mapping[str, object]]

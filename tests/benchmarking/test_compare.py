@@ -173,7 +173,7 @@ def test_pytorch_runs_the_checkpoint_on_the_same_inputs(path: Path, tmp_path: Pa
     import torch
     import transformers
 
-    from onnxtool.benchmarking.eager import load_eager
+    from onnxtool.benchmarking.comparison import load_eager
 
     folder = _checkpoint(tmp_path / "checkpoint")
     eager = load_eager(str(folder), provider="cpu", threads=1)
@@ -238,7 +238,7 @@ def test_a_checkpoint_that_needs_a_package_of_kernels_is_one_error(
     """Its configuration may name an attention that is fetched from the hub."""
     import transformers
 
-    from onnxtool.benchmarking.eager import load_eager
+    from onnxtool.benchmarking.comparison import load_eager
 
     def fail(*_arguments: object, **_options: object) -> None:
         raise ImportError("kernels is not installed")

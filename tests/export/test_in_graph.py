@@ -21,7 +21,7 @@ from transformers import BertForSequenceClassification
 import onnxtool
 from onnxtool import agreement
 from onnxtool.errors import CheckpointError, InputError, ModelFileError, OnnxtoolError, OptionError, ProviderError
-from onnxtool.export import ExportOptions, export_model, in_graph, text_proof
+from onnxtool.export import ExportOptions, export_model, in_graph
 from onnxtool.export.report import ExportReport
 from onnxtool.graph.text_input import NAMES, build_front
 from onnxtool.guarded import GuardedChild
@@ -110,7 +110,7 @@ def test_the_report_says_what_was_compared(exported: Path) -> None:
     file = ModelFile.open(exported)
     stated = file.text_input
     assert stated is not None
-    assert stated.differences == {text_proof.NUL: 7}
+    assert stated.differences == {in_graph.NUL: 7}
     assert stated.texts > 8_000
     assert (stated.names, stated.prompt, stated.most_tokens) == (("text",), "search: ", 256)
     assert not any("vocab" in value for value in file.metadata.values())
@@ -162,7 +162,7 @@ def test_files_with_and_without_tokenizer_can_be_compared(
     exported: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With each other, and with the checkpoint; a graph that reads texts otherwise than its part reads ids is found."""
-    monkeypatch.setattr(text_proof, "_characters", lambda: ())  # the tokenizer is that of the other tests
+    monkeypatch.setattr(in_graph, "_characters", lambda: ())  # the tokenizer is that of the other tests
     export(checkpoint, tmp_path / "ids.onnx", tokenizer="beside", verify=False)
     assert agreement.verify(exported, tmp_path / "ids.onnx").passed
     assert agreement.verify(exported, str(checkpoint)).passed
@@ -208,7 +208,7 @@ def reranker(workshop: Workshop, checkpoint: Path) -> Path:
 
 def test_pairs_are_two_inputs(reranker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The longer text is cut first, as everywhere."""
-    monkeypatch.setattr(text_proof, "_characters", lambda: ())  # the tokenizer is that of the other tests
+    monkeypatch.setattr(in_graph, "_characters", lambda: ())  # the tokenizer is that of the other tests
     export(reranker, tmp_path / "r.onnx", tokenizer="pairs_in_graph")
     pairs = [(text, other) for text in TEXTS for other in TEXTS]
     expected = CrossEncoder(str(reranker), device="cpu").predict(pairs, activation_fn=lambda logits: logits)
@@ -223,7 +223,7 @@ def test_a_table_of_vectors_alone_knows_that_it_takes_no_special_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which the files beside it said: the metadata has to."""
-    monkeypatch.setattr(text_proof, "_characters", lambda: ())  # the tokenizer is that of the other tests
+    monkeypatch.setattr(in_graph, "_characters", lambda: ())  # the tokenizer is that of the other tests
     next(case for case in CASES if case.name == "StaticEmbedding").make(tmp_path / "c", tmp_path / "base")
     export(tmp_path / "c", tmp_path / "m.onnx", exporter="auto")
     expected = SentenceTransformer(str(tmp_path / "c"), device="cpu").encode(["a cat", "two dogs"])
@@ -275,7 +275,7 @@ def test_without_the_operators_nothing_is_done(
 ) -> None:
     """The package is named, before the model is traced."""
     monkeypatch.setitem(sys.modules, "onnxruntime_extensions", None)
-    monkeypatch.setattr(text_proof, "TextProof", None)
+    monkeypatch.setattr(in_graph, "TextProof", None)
     for use in (lambda: export(checkpoint, tmp_path / "m.onnx"), lambda: onnxtool.load(exported)):
         with pytest.raises(ProviderError, match="onnxruntime-extensions, which is not installed") as raised:
             use()

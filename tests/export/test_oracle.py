@@ -18,10 +18,10 @@ from transformers import AutoModel, AutoTokenizer
 
 from onnxtool.errors import OptionError, TargetError
 from onnxtool.export import ExportOptions, export_model, in_graph
+from onnxtool.export.in_graph import TextProof
 from onnxtool.export.source import Source
 from onnxtool.export.target_specification import class_of
 from onnxtool.export.targets import TARGETS
-from onnxtool.export.text_proof import TextProof
 from onnxtool.runtime.providers import find_library
 from tests.workshop import Workshop
 

@@ -20,8 +20,8 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
-from onnxtool.export import text_proof, tokenizer_rules
-from onnxtool.export.text_proof import NEXT_LINE, NUL, TIES, TextProof
+from onnxtool.export import in_graph, tokenizer_rules
+from onnxtool.export.in_graph import NEXT_LINE, NUL, TIES, TextProof
 from onnxtool.export.tokenizer_rules import read_tokenizer
 from onnxtool.graph.text_input import COUNT, IDS, MASK, TYPES, Frame, id_model
 from onnxtool.graph.tokenizers import Graph, GraphTokenizer, Tokens, Unigram
@@ -197,9 +197,9 @@ def proof_of(name: str, folder: Path, **changes: Any) -> TextProof:
 def use_texts(monkeypatch: pytest.MonkeyPatch, *texts: str) -> None:
     """Let the proof read these texts, or its own, without all characters."""
     for name in ("_characters", "_patterns"):
-        monkeypatch.setattr(text_proof, name, list)
+        monkeypatch.setattr(in_graph, name, list)
     if texts:
-        monkeypatch.setattr(text_proof, "proof_texts", lambda *_: list(texts))
+        monkeypatch.setattr(in_graph, "proof_texts", lambda *_: list(texts))
 
 
 def without(*keys: str) -> Callable[[Mapping[str, str]], dict[str, str]]:

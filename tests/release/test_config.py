@@ -8,7 +8,7 @@ import pytest
 
 from onnxtool.errors import InputError
 from onnxtool.release.config import read_config
-from onnxtool.release.contents import file_name
+from onnxtool.release.run import file_name
 
 WHOLE = """
 name = "mini"

@@ -18,9 +18,8 @@ import pytest
 from onnxtool.errors import GateError, InputError, OnnxtoolError, OutputExistsError
 from onnxtool.release.check import check_release
 from onnxtool.release.config import ReleaseConfig, read_config
-from onnxtool.release.contents import files_in
 from onnxtool.release.facts import FACTS_NAME, facts_text, read_facts
-from onnxtool.release.run import checked_inputs, make_release
+from onnxtool.release.run import checked_inputs, files_in, make_release
 from tests.cli.entry_point import run_onnxtool
 from tests.evaluation.collections import Texts, write_beir
 from tests.release.keys import write_keys
@@ -168,7 +167,7 @@ def test_what_a_later_step_would_refuse_is_refused_at_once(
         "[optimize]": '[optimize]\ninput_shapes = ["x"]',
         'name = "mini"': 'name = "mini"\nkey = "release.toml"',
     }
-    monkeypatch.setattr("onnxtool.release.contents.export_model", None)
+    monkeypatch.setattr("onnxtool.release.run.export_model", None)
     path = folder / "release.toml"
     path.write_text(CONFIG.replace(change, replaced[change]))
     with pytest.raises(OnnxtoolError, match=message):
@@ -216,7 +215,7 @@ def test_every_input_counts_and_no_path(folder: Path, tmp_path: Path, monkeypatc
     assert changed(f"{calibrated}[benchmark]\nruns = 3\n") == {"options", "processor"}
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     assert changed(calibrated) == {"date"}
-    monkeypatch.setattr("onnxtool.release.contents.installed", lambda _: "0.1")
+    monkeypatch.setattr("onnxtool.release.run.installed", lambda _: "0.1")
     assert changed(calibrated) == {"date", "versions"}
 
 

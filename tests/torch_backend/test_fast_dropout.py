@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from onnxtool.errors import CompilationError, OptionError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
-from onnxtool.torch_backend.lower.decompositions.random import fast_dropout_mask
+from onnxtool.torch_backend.lower.random import fast_dropout_mask
 from tests.torch_backend.oracle import require_same
 
 FAST = OrtBackendOptions(dropout="fast")

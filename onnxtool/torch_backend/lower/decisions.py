@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from onnxtool.torch_backend.lower.decompositions import elementwise, random, scatters
+from onnxtool.torch_backend.lower import decompositions, random
 from onnxtool.torch_backend.lower.fx_rewrites import arithmetic, gradients
 from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, is_seen, seen_elements, seen_shape
 
@@ -154,7 +154,7 @@ _SCORES = Denied(
 _SPECIAL = Decision(denied=Denied("PyTorch's kernel serves as well as the dozens of ONNX nodes that it would become"))
 _RARE = Decision(no_decomposition="PyTorch's kernel computes it in one pass", denied=_SPECIAL.denied)
 _DRAWS = Decision(no_decomposition="its decomposition draws other random numbers")
-_INDEX_PUT = Decision(decomposition=scatters.index_put, denied=_ACCUMULATES)
+_INDEX_PUT = Decision(decomposition=decompositions.index_put, denied=_ACCUMULATES)
 
 DECISIONS: dict[object, Decision] = {
     # writes by index
@@ -165,13 +165,13 @@ DECISIONS: dict[object, Decision] = {
         no_decomposition="PyTorch's own kernel is faster", denied=Denied(_RACE)
     ),
     # PyTorch's decomposition of it changes a tensor in place
-    aten.diagonal_scatter.default: Decision(decomposition=scatters.diagonal_scatter),
-    aten.index_add.default: Decision(decomposition=scatters.index_add),
-    aten.index_copy.default: Decision(decomposition=scatters.index_copy),
-    aten.index_fill.int_Scalar: Decision(decomposition=scatters.index_fill),
-    aten.index_fill.int_Tensor: Decision(decomposition=scatters.index_fill),
+    aten.diagonal_scatter.default: Decision(decomposition=decompositions.diagonal_scatter),
+    aten.index_add.default: Decision(decomposition=decompositions.index_add),
+    aten.index_copy.default: Decision(decomposition=decompositions.index_copy),
+    aten.index_fill.int_Scalar: Decision(decomposition=decompositions.index_fill),
+    aten.index_fill.int_Tensor: Decision(decomposition=decompositions.index_fill),
     aten.scatter_reduce.two: Decision(
-        decomposition=scatters.scatter_reduce,
+        decomposition=decompositions.scatter_reduce,
         denied=Denied(
             "means of scattered values are translated wrongly, and maxima and minima without their NaN",
             lambda node: _argument(node, 4, "reduce") in ("mean", "amax", "amin"),
@@ -219,7 +219,7 @@ DECISIONS: dict[object, Decision] = {
     aten.grid_sampler_2d.default: Decision(denied=_SAMPLED),
     aten.slice_scatter.default: Decision(fx_rewrites=(gradients.padded_slice,)),
     aten.cat.default: Decision(fx_rewrites=(arithmetic.concatenation_without_empty,)),
-    **dict.fromkeys((aten.split.Tensor, aten.split_with_sizes.default), Decision(elementwise.unknown_parts)),
+    **dict.fromkeys((aten.split.Tensor, aten.split_with_sizes.default), Decision(decompositions.unknown_parts)),
     # order, running maxima and products
     **dict.fromkeys((aten.sort.default, aten.topk.default), Decision(denied=_ORDER)),
     **dict.fromkeys(
@@ -230,14 +230,14 @@ DECISIONS: dict[object, Decision] = {
         _RARE,
     ),
     aten.bucketize.Scalar: Decision(no_decomposition="it reads a value, and a traced graph has none"),
-    aten.max.dim: Decision(elementwise.maximum_of_booleans),
-    prims.prod.default: Decision(elementwise.product),
+    aten.max.dim: Decision(decompositions.maximum_of_booleans),
+    prims.prod.default: Decision(decompositions.product),
     # maxima and minima of NaN; getitem takes the values or the indices of max.dim and min.dim
     aten.amax.default: Decision(
-        partial(elementwise.over_extremes, reduce=aten.amax.default), fx_rewrites=(arithmetic.extreme,)
+        partial(decompositions.over_extremes, reduce=aten.amax.default), fx_rewrites=(arithmetic.extreme,)
     ),
     aten.amin.default: Decision(
-        partial(elementwise.over_extremes, reduce=aten.amin.default), fx_rewrites=(arithmetic.extreme,)
+        partial(decompositions.over_extremes, reduce=aten.amin.default), fx_rewrites=(arithmetic.extreme,)
     ),
     aten.max.default: Decision(fx_rewrites=(arithmetic.extreme,)),
     aten.min.default: Decision(fx_rewrites=(arithmetic.extreme,)),
@@ -247,32 +247,32 @@ DECISIONS: dict[object, Decision] = {
     ),
     operator.getitem: Decision(fx_rewrites=(arithmetic.extreme_and_index,)),
     # tensors without dimensions
-    aten.t.default: Decision(elementwise.transpose),
-    aten.repeat.default: Decision(elementwise.repeat),
-    prims.view_of.default: Decision(elementwise.same),
+    aten.t.default: Decision(decompositions.transpose),
+    aten.repeat.default: Decision(decompositions.repeat),
+    prims.view_of.default: Decision(decompositions.same),
     # elementwise functions
     **dict.fromkeys((prims.lgamma.default, prims.digamma.default, aten.polygamma.default), _SPECIAL),
     **dict.fromkeys((prims.bessel_i0.default, prims.bessel_i0e.default), _SPECIAL),
     **dict.fromkeys((prims.bessel_i1.default, prims.bessel_i1e.default), _SPECIAL),
     **dict.fromkeys((aten.special_modified_bessel_i0.default, aten.special_modified_bessel_i1.default), _SPECIAL),
     aten.special_spherical_bessel_j0.default: _SPECIAL,
-    aten.clamp.default: Decision(elementwise.clamp),
-    aten.clamp_min.default: Decision(elementwise.clamp),
-    aten.clamp_max.default: Decision(elementwise.clamp),
+    aten.clamp.default: Decision(decompositions.clamp),
+    aten.clamp_min.default: Decision(decompositions.clamp),
+    aten.clamp_max.default: Decision(decompositions.clamp),
     aten.clamp_min.Tensor: Decision(aten.maximum.default),
     aten.clamp_max.Tensor: Decision(aten.minimum.default),
-    aten.sign.default: Decision(elementwise.sign),
-    aten.addcmul.default: Decision(partial(elementwise.scaled_term, join=torch.mul)),
-    aten.addcdiv.default: Decision(partial(elementwise.scaled_term, join=torch.div)),
-    aten.linalg_vector_norm.default: Decision(elementwise.largest_norm),
+    aten.sign.default: Decision(decompositions.sign),
+    aten.addcmul.default: Decision(partial(decompositions.scaled_term, join=torch.mul)),
+    aten.addcdiv.default: Decision(partial(decompositions.scaled_term, join=torch.div)),
+    aten.linalg_vector_norm.default: Decision(decompositions.largest_norm),
     **dict.fromkeys(
         (aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other),
         Decision(no_translation="without the NaN of the second argument"),
     ),
     aten.lerp.Tensor: Decision(no_translation="with one formula for both halves"),
     aten.logit.default: Decision(no_translation="one that replaces NaN by a limit"),
-    aten.div.Tensor_mode: Decision(elementwise.divide_integers, denied=_OF_FLOATS),
-    aten.div.Scalar_mode: Decision(elementwise.divide_integers, denied=_OF_FLOATS),
+    aten.div.Tensor_mode: Decision(decompositions.divide_integers, denied=_OF_FLOATS),
+    aten.div.Scalar_mode: Decision(decompositions.divide_integers, denied=_OF_FLOATS),
     aten.floor_divide.default: Decision(denied=_OF_FLOATS),
     **dict.fromkeys(
         (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, aten.fmod.Tensor),
@@ -283,12 +283,12 @@ DECISIONS: dict[object, Decision] = {
         (aten.logaddexp.default, aten.logaddexp2.default, aten.logcumsumexp.default), Decision(denied=_OVERFLOWS)
     ),
     **dict.fromkeys((aten.fmax.default, aten.fmin.default, aten.hypot.default), _RARE),
-    aten.relu.default: Decision(elementwise.relu, fused_kernel=FusedKernel.BETWEEN_OTHERS),
+    aten.relu.default: Decision(decompositions.relu, fused_kernel=FusedKernel.BETWEEN_OTHERS),
     aten.threshold_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
     aten.sigmoid.default: Decision(fx_rewrites=(arithmetic.exact_sigmoid,)),
     aten.gelu.default: Decision(fx_rewrites=(arithmetic.fusible_gelu,)),
     aten.gelu_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
-    aten.silu_backward.default: Decision(elementwise.silu_gradient),
+    aten.silu_backward.default: Decision(decompositions.silu_gradient),
     aten.pow.Tensor_Scalar: Decision(fx_rewrites=(arithmetic.known_power,)),
     **dict.fromkeys(
         (
@@ -308,14 +308,14 @@ DECISIONS: dict[object, Decision] = {
     aten.copysign.Tensor: Decision(no_decomposition=_OTHER_TYPE),
     aten.copysign.Scalar: Decision(no_decomposition=_OTHER_TYPE),
     **dict.fromkeys(
-        (aten.diagonal.default, aten.diagonal_copy.default), Decision(elementwise.diagonal, denied=_DIAGONAL)
+        (aten.diagonal.default, aten.diagonal_copy.default), Decision(decompositions.diagonal, denied=_DIAGONAL)
     ),
     # matmuls, and the gradients around them
-    aten.addmm.default: Decision(partial(elementwise.affine, product=aten.mm.default)),
-    aten.addmv.default: Decision(partial(elementwise.affine, product=aten.mv.default)),
-    aten.addbmm.default: Decision(partial(elementwise.affine, product=elementwise.summed_product)),
-    aten.addr.default: Decision(partial(elementwise.affine, product=torch.outer, small=math.inf)),
-    aten.baddbmm.default: Decision(partial(elementwise.affine, product=aten.bmm.default, small=400)),
+    aten.addmm.default: Decision(partial(decompositions.affine, product=aten.mm.default)),
+    aten.addmv.default: Decision(partial(decompositions.affine, product=aten.mv.default)),
+    aten.addbmm.default: Decision(partial(decompositions.affine, product=decompositions.summed_product)),
+    aten.addr.default: Decision(partial(decompositions.affine, product=torch.outer, small=math.inf)),
+    aten.baddbmm.default: Decision(partial(decompositions.affine, product=aten.bmm.default, small=400)),
     aten.mm.default: Decision(fx_rewrites=(gradients.scale_smaller_operand,), denied=_SCORES),
     aten.sum.dim_IntList: Decision(fx_rewrites=(gradients.scale_smaller_operand,)),
     aten.mul.Tensor: Decision(fx_rewrites=(arithmetic.scale_before_expand,)),
@@ -324,7 +324,7 @@ DECISIONS: dict[object, Decision] = {
     aten.add.Tensor: Decision(fx_rewrites=(gradients.joined_slices,)),
     aten.sub.Tensor: Decision(fx_rewrites=(gradients.label_gradient,)),
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), Decision(denied=_OF_DOUBLES)),
-    aten._safe_softmax.default: Decision(elementwise.safe_softmax),
+    aten._safe_softmax.default: Decision(decompositions.safe_softmax),
     # normalization, losses and fused attention
     aten._native_batch_norm_legit_functional.default: Decision(
         fused_kernel=FusedKernel.ALWAYS, no_translation=_INFERENCE_ONLY
@@ -334,7 +334,7 @@ DECISIONS: dict[object, Decision] = {
     aten.native_batch_norm.default: Decision(no_translation=_INFERENCE_ONLY),
     aten._native_batch_norm_legit_no_training.default: Decision(no_translation=_NO_STATISTICS),
     aten.native_batch_norm_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
-    aten.native_layer_norm.default: Decision(elementwise.layer_norm),
+    aten.native_layer_norm.default: Decision(decompositions.layer_norm),
     aten.native_layer_norm_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
     aten.binary_cross_entropy.default: Decision(no_decomposition=_NO_CHECK),
     aten.nll_loss_forward.default: Decision(no_translation=_NO_TOTAL_WEIGHT),

@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 
 from onnxtool.errors import ArtifactError
 from onnxtool.runtime.session import Session, open_session
-from onnxtool.training.checkpoints.checkpoint import load_checkpoint
+from onnxtool.training.checkpoints import load_checkpoint
 from onnxtool.training.graphs.names import (
     GRADIENTS,
     INPUTS_WITH_GRADIENT,
