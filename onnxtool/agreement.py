@@ -201,8 +201,8 @@ def _compare(file: ModelFile, source: ModelFile, options: VerifyOptions, folder:
 
 
 def _compare_with_checkpoint(file: ModelFile, reference: str, options: VerifyOptions) -> Verification:
-    from onnxtool.export.agreement import compare_with_checkpoint
     from onnxtool.export.options import ExportOptions
+    from onnxtool.export.verification import compare_with_checkpoint
     from onnxtool.runtime.input_cases import input_cases
 
     if options.provider != "cpu" or options.given.shapes:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from onnxtool import ExportOptions, OptimizeOptions, VerifyOptions, optimize_model, verify
 from onnxtool.errors import CheckpointError, ExportError, InputError, ModelFileError, OptionError
-from onnxtool.export.agreement import compare_with_checkpoint
+from onnxtool.export.verification import compare_with_checkpoint
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY, stamp
 from onnxtool.runtime.comparison import Case

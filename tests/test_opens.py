@@ -59,3 +59,11 @@ def test_an_export_reads_its_file_once(tmp_path: Path, reads: list[Path]) -> Non
     table = written(tmp_path / "table", "StaticEmbedding", {"embedding.weight": VECTORS}, "Normalize")
     done = run_onnxtool(tmp_path, "export", str(table), "--exporter=torchscript", "--output", "e.onnx")
     assert (done.returncode, [path.name for path in reads]) == (0, ["e.onnx"]), done.stderr
+
+
+def test_artifacts_read_their_model_once(tmp_path: Path, reads: list[Path]) -> None:
+    """What they are verified with was made here."""
+    model = dense_model(tmp_path)
+    reads.clear()
+    done = run_onnxtool(tmp_path, "artifacts", str(model), "--loss=MSELoss")
+    assert (done.returncode, reads) == (0, [model]), done.stderr

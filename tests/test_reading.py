@@ -262,7 +262,7 @@ ELSEWHERE = {
         "runtime/providers.py": {"InferenceSession"},
         "runtime/text_graph.py": {"InferenceSession"},
         "torch_backend/sessions.py": {"InferenceSession"},
-        "training/artifacts/verification.py": {"onnx.load"},
+        "training/artifacts/verification.py": {"InferenceSession", "onnx.load"},
     },
     "the card of a checkpoint, of which reading.read_text has read the text": {"export/source.py": {"safe_load"}},
     "a cache that SECURITY.md says is trusted": {"torch_backend/cache.py": {"read_bytes"}},

@@ -25,6 +25,7 @@ from onnxtool.training.artifacts.verification import (
     ArtifactVerification,
     LossSetting,
     OptimizerSetting,
+    OwnSession,
     WrittenModels,
     compared,
     draw_labels,
@@ -161,7 +162,7 @@ def _loss_in_float64(training: onnx.ModelProto, folder: Path) -> Callable[[_Feed
     path = folder / ".float64.onnx"
     onnx.save(double, path)
     try:
-        run = open_session(path, provider="cpu", frugal=True).run
+        run = OwnSession(path).run
     except SessionError:
         evaluator = ReferenceEvaluator(double)
         run = lambda feeds: {"loss": evaluator.run(None, dict(feeds))[0]}  # noqa: E731 - as the session's method

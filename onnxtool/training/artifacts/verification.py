@@ -18,8 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from onnxtool.errors import ArtifactError
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.errors import ArtifactError, SessionError, first_line
 from onnxtool.training.checkpoints import load_checkpoint
 from onnxtool.training.graphs.names import (
     GRADIENTS,
@@ -298,6 +297,43 @@ def verify_artifacts(
     return worst_of(results)
 
 
+class OwnSession:
+    """A session on the CPU for a model that was made here, and so is not examined like a file of unknown origin.
+
+    Attributes:
+        input_names: the inputs in graph order.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Load the model.
+
+        Raises:
+            SessionError: onnxruntime cannot load it.
+        """
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.log_severity_level, options.enable_cpu_mem_arena = 4, False
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has no error class of its own
+            raise SessionError(f"onnxruntime cannot load {path.name}: {first_line(error)}") from error
+        self.input_names = [value.name for value in self._session.get_inputs()]
+        self._output_names = [value.name for value in self._session.get_outputs()]
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return the outputs by name.
+
+        Raises:
+            SessionError: onnxruntime fails on these inputs.
+        """
+        try:
+            return dict(zip(self._output_names, self._session.run(None, dict(feeds)), strict=True))
+        except Exception as error:  # onnxruntime has no error class of its own
+            raise SessionError(f"onnxruntime cannot run the model: {first_line(error)}") from error
+
+
 class WrittenModels:
     """The models in a folder, run step by step, each from the parameters that the last one made.
 
@@ -323,7 +359,7 @@ class WrittenModels:
         path = folder / f".{prefix}verification.onnx"
         onnx.save(training, path)
         files = (path, folder / f"{prefix}eval_model.onnx")
-        self.sessions = [open_session(one, provider="cpu", frugal=True) for one in files]
+        self.sessions = [OwnSession(one) for one in files]
         path.unlink()
         start = {name: self.feeds[name] for name in trained}
         self._updates = Updates(folder / f"{prefix}optimizer_model.onnx", optimizer, start)
@@ -359,7 +395,7 @@ class Updates:
         kind = torch.optim.AdamW if self._setting.name == "AdamW" else torch.optim.SGD
         extra = {"eps": 1e-6} if kind is torch.optim.AdamW else {}
         self._optimizer = kind([self._tensor], lr=_RATE, weight_decay=self._setting.weight_decay, **extra)
-        self._session = None if setting is None or not flat.size else open_session(path, provider="cpu", frugal=True)
+        self._session = None if setting is None or not flat.size else OwnSession(path)
         names = () if self._session is None else self._session.input_names
         self._feeds = {name: np.zeros((1, flat.size), np.float32) for name in names} | {
             PARAMETERS: flat[None],
@@ -426,7 +462,7 @@ def replace_dropout(model: onnx.ModelProto) -> None:
             model.graph.node.append(helper.make_node("Equal", [node.input[0]] * 2, node.output[1:2]))
 
 
-def run_model(session: Session, feeds: Mapping[str, NDArray[Any]], labels: NDArray[Any]) -> dict[str, NDArray[Any]]:
+def run_model(session: OwnSession, feeds: Mapping[str, NDArray[Any]], labels: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """Run a training or eval model; inputs that are not in `feeds` are labels."""
     known = {name for name in session.input_names if name in feeds or parameter_of_buffer(name)}
     added = [name for name in session.input_names if name not in known]
