@@ -14,24 +14,24 @@ from onnxtool.version import __version__ as __version__
 if TYPE_CHECKING:
     from onnxtool.agreement import VerifyOptions as VerifyOptions
     from onnxtool.agreement import verify as verify
-    from onnxtool.benchmarking import BenchmarkOptions as BenchmarkOptions
-    from onnxtool.benchmarking import benchmark as benchmark
+    from onnxtool.benchmarking.measurement import benchmark as benchmark
+    from onnxtool.benchmarking.options import BenchmarkOptions as BenchmarkOptions
     from onnxtool.consumers import verify_in_consumer as verify_in_consumer
     from onnxtool.encoding import CorpusOptions as CorpusOptions
     from onnxtool.encoding import encode_corpus as encode_corpus
     from onnxtool.errors import OnnxtoolError as OnnxtoolError
     from onnxtool.errors import VerificationError as VerificationError
-    from onnxtool.evaluation import EvaluateOptions as EvaluateOptions
-    from onnxtool.evaluation import evaluate_model as evaluate_model
-    from onnxtool.export import ExportOptions as ExportOptions
-    from onnxtool.export import export_model as export_model
+    from onnxtool.evaluation.options import EvaluateOptions as EvaluateOptions
+    from onnxtool.evaluation.run import evaluate_model as evaluate_model
+    from onnxtool.export.options import ExportOptions as ExportOptions
+    from onnxtool.export.run import export_model as export_model
     from onnxtool.guarded import trusted as trusted
     from onnxtool.infer import encode as encode
     from onnxtool.infer import load as load
     from onnxtool.infer import restore_vectors as restore_vectors
     from onnxtool.model_file import ModelFile as ModelFile
-    from onnxtool.optimize import OptimizeOptions as OptimizeOptions
-    from onnxtool.optimize import optimize_model as optimize_model
+    from onnxtool.optimize.options import OptimizeOptions as OptimizeOptions
+    from onnxtool.optimize.run import optimize_model as optimize_model
     from onnxtool.release import export_variants as export_variants
     from onnxtool.runtime.session import open_session as open_session
     from onnxtool.stats import compare_models as compare_models
@@ -50,13 +50,13 @@ _MODULES = {
     "verify": "onnxtool.agreement",
     "OnnxtoolError": "onnxtool.errors",
     "VerificationError": "onnxtool.errors",
-    "EvaluateOptions": "onnxtool.evaluation",
-    "evaluate_model": "onnxtool.evaluation",
-    "ExportOptions": "onnxtool.export",
-    "export_model": "onnxtool.export",
-    "BenchmarkOptions": "onnxtool.benchmarking",
+    "EvaluateOptions": "onnxtool.evaluation.options",
+    "evaluate_model": "onnxtool.evaluation.run",
+    "ExportOptions": "onnxtool.export.options",
+    "export_model": "onnxtool.export.run",
+    "BenchmarkOptions": "onnxtool.benchmarking.options",
     "CorpusOptions": "onnxtool.encoding",
-    "benchmark": "onnxtool.benchmarking",
+    "benchmark": "onnxtool.benchmarking.measurement",
     "trusted": "onnxtool.guarded",
     "verify_in_consumer": "onnxtool.consumers",
     "encode": "onnxtool.infer",
@@ -64,8 +64,8 @@ _MODULES = {
     "load": "onnxtool.infer",
     "restore_vectors": "onnxtool.infer",
     "ModelFile": "onnxtool.model_file",
-    "OptimizeOptions": "onnxtool.optimize",
-    "optimize_model": "onnxtool.optimize",
+    "OptimizeOptions": "onnxtool.optimize.options",
+    "optimize_model": "onnxtool.optimize.run",
     "export_variants": "onnxtool.release",
     "open_session": "onnxtool.runtime.session",
     "compare_models": "onnxtool.stats",

@@ -26,9 +26,8 @@ from harness.machine import describe_machine
 from harness.workers import Worker
 from make_models import trained_model
 
+from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
 from onnxtool.encoding import CorpusOptions, encode_corpus
-from onnxtool.export import ExportOptions, export_model
-from onnxtool.optimize import OptimizeOptions, optimize_model
 
 ENCODERS = Path(__file__).parent / "harness" / "encoders.py"
 PEERS = ("sentence-transformers", "sentence-transformers-bf16", "openvino", "fastembed")

@@ -21,7 +21,7 @@ from documentation_texts import documentation_texts, write_corpus
 from harness.machine import describe_machine
 from make_collection import make_collection
 
-from onnxtool.evaluation import EvaluateOptions, evaluate_model
+from onnxtool import EvaluateOptions, evaluate_model
 
 Bar = tuple[str, float, float]  # what, the ratio, and the least it should be
 

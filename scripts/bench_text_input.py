@@ -29,7 +29,7 @@ from transformers import BertForSequenceClassification
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from onnxtool.export import ExportOptions, export_model
+from onnxtool import ExportOptions, export_model
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import find_library
 

@@ -29,8 +29,8 @@ from zoo.checkpoint import NotRunnableError, make_checkpoint
 from zoo.running import load_model
 from zoo.tasks import Task, find_task
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.errors import OnnxtoolError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.infer import LoadedModel, load
 
 TEXTS = ("a", "words of some length, and a few more of them", "b c", "the last one 4 2", "once more, shorter")

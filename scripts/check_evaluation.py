@@ -21,8 +21,9 @@ from harness.machine import cpu_class
 from make_collection import make_collection, write_beir
 from make_models import trained_model
 
-from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model
+from onnxtool import EvaluateOptions, evaluate_model
 from onnxtool.evaluation.collection import open_collection
+from onnxtool.evaluation.report import EvaluationReport
 from onnxtool.evaluation.systems import Bm25
 
 TREC = {"nDCG@10": "ndcg_cut_10", "Recall@100": "recall_100", "MAP": "map"}

@@ -26,10 +26,9 @@ from releases.installed import Releases
 from zoo.checkpoint import make_checkpoint
 from zoo.tasks import find_task
 
+from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
 from onnxtool.errors import InputError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.options import ACTIVATIONS
 from onnxtool.optimize.quantization.calibration import text_feeds_of
 from onnxtool.optimize.quantization.error import output_errors, padding_mask

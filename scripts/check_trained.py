@@ -27,10 +27,15 @@ from harness.machine import describe_machine
 from make_collection import make_collection
 from make_models import place_trained
 
-from onnxtool import infer
-from onnxtool.evaluation import EvaluateOptions, evaluate_model
-from onnxtool.export import ExportOptions, export_model
-from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool import (
+    EvaluateOptions,
+    ExportOptions,
+    OptimizeOptions,
+    evaluate_model,
+    export_model,
+    infer,
+    optimize_model,
+)
 
 SHAPES = ((1, 16), (1, 128), (8, 128))
 MEASURES = ("nDCG@10", "Recall@100", "MAP")

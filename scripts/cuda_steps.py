@@ -20,7 +20,7 @@ from harness.processes import run as run_command
 from harness.steps import Result
 from make_models import trained_model
 
-from onnxtool.export import DTYPES
+from onnxtool.export.options import DTYPES
 
 EXPORTED = {precision: dtype for dtype, precision in DTYPES.items()}
 TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

@@ -75,7 +75,7 @@ def checkpoint(workshop: Workshop, name: str) -> Path:
 
 def exported(workshop: Workshop, name: str) -> Path:
     """Return the export of that checkpoint with its cache, which must not be changed."""
-    from onnxtool.export import ExportOptions, export_model
+    from onnxtool import ExportOptions, export_model
 
     source = checkpoint(workshop, name)
 

@@ -61,7 +61,7 @@ class Workshop:
 
     def exported(self, name: str, *, exporter: str = "dynamo", head: str = "none") -> Path:
         """Return an export of that checkpoint, which must not be changed, with its tokenizer beside it."""
-        from onnxtool.export import ExportOptions, export_model
+        from onnxtool import ExportOptions, export_model
 
         checkpoint = self.checkpoint(name)
         output = self.folder / f"{exporter}-{head}" / f"{name}.onnx"

@@ -60,8 +60,7 @@ def command(
     written = [path for path in (result.output, save_run) if path is not None]
     for path in written:
         check_writable(path, force=result.force)
-    from onnxtool.evaluation import evaluate_model
-    from onnxtool.evaluation.run import check_evaluation
+    from onnxtool.evaluation.run import check_evaluation, evaluate_model
 
     if dry_run:
         check_evaluation(model_path, data, options)

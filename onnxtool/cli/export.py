@@ -112,7 +112,8 @@ def _export_all(options: ExportOptions) -> tuple[ExportReport, tuple[Variant, ..
 
 def _optimize(report: ExportReport, options: ExportOptions) -> tuple[OptimizeReport, OptimizeReport | None]:
     """Optimize the exported file, and its partner if it has one."""
-    from onnxtool.optimize import OptimizeOptions, optimize_model
+    from onnxtool.optimize.options import OptimizeOptions
+    from onnxtool.optimize.run import optimize_model
 
     settings = OptimizeOptions(Path(report.output), force=options.force, verify=options.verify)
     optimized = optimize_model(settings)

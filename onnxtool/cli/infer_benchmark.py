@@ -27,7 +27,7 @@ def run_benchmark(options: InferOptions, timing: BenchmarkOptions, output: Resul
     Raises:
         UsageError: a gate cannot be used.
     """
-    from onnxtool.benchmarking import benchmark
+    from onnxtool.benchmarking.measurement import benchmark
     from onnxtool.infer.run import given_texts
 
     try:

@@ -28,7 +28,7 @@ from onnxtool.evaluation.search import Run
 from onnxtool.evaluation.systems import Bm25, SearchResults, System, open_model
 from onnxtool.model_file import ModelFile, check_writable, write_text
 from onnxtool.model_file.metadata import PARTNER_KEY
-from onnxtool.optimize import Judge, Judgement
+from onnxtool.optimize.quantization.candidates import Judge, Judgement
 from onnxtool.options import Option, StrPath, checked
 from onnxtool.progress import Stage, tell
 from onnxtool.reports import Json

@@ -8,14 +8,13 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from onnxtool.benchmarking import BenchmarkOptions
+from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.checkpoint.folder import path_parts
 from onnxtool.errors import InputError
-from onnxtool.evaluation import EvaluateOptions
-from onnxtool.export import ExportOptions
+from onnxtool.evaluation.options import EvaluateOptions
+from onnxtool.export.options import ExportOptions
 from onnxtool.export.targets import TARGET_NAMES
-from onnxtool.optimize import OptimizeOptions
-from onnxtool.optimize.options import PRECISION_NAMES
+from onnxtool.optimize.options import PRECISION_NAMES, OptimizeOptions
 from onnxtool.options import Option, Options, StrPath, check, checked, field_hints, not_a_choice
 from onnxtool.reading import MOST_CONFIG_BYTES, parse_toml, read_text
 from onnxtool.runtime.providers import parse_provider

@@ -16,21 +16,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onnxtool.benchmarking import BenchmarkOptions, benchmark
+from onnxtool.benchmarking.measurement import benchmark
+from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import file_sha256
 from onnxtool.encoding.sources import find_sources
 from onnxtool.errors import GateError, InputError, OutputExistsError
-from onnxtool.evaluation import EvaluateOptions, evaluate_model
-from onnxtool.evaluation.run import check_evaluation, needs_base
-from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.run import stamped_date
+from onnxtool.evaluation.options import EvaluateOptions
+from onnxtool.evaluation.run import check_evaluation, evaluate_model, needs_base
+from onnxtool.export.options import ExportOptions
+from onnxtool.export.run import export_model, stamped_date
 from onnxtool.export.source import Source
 from onnxtool.export.targets import TARGETS
 from onnxtool.model_file import ModelFile, check_not_input, check_writable, staged
 from onnxtool.model_file.metadata import HEAD_KEY, TASK_KEY, WEIGHTS_KEY, License
-from onnxtool.optimize import OptimizeOptions, optimize_model
-from onnxtool.optimize.options import BLOCKS, EIGHT_BITS, QUANTIZED
+from onnxtool.optimize.options import BLOCKS, EIGHT_BITS, QUANTIZED, OptimizeOptions
+from onnxtool.optimize.run import optimize_model
 from onnxtool.options import Options, checked
 from onnxtool.progress import tell
 from onnxtool.release.bom import BOM_NAME, bom_text

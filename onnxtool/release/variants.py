@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnxtool.errors import TargetError
-from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.options import DTYPES
+from onnxtool.export.options import DTYPES, ExportOptions
 from onnxtool.export.report import ExportReport
+from onnxtool.export.run import export_model
 from onnxtool.export.sidecar_files import CARD, with_section
 from onnxtool.export.targets import TARGETS, Target
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize import OptimizeOptions, optimize_model
-from onnxtool.optimize.options import BLOCKS, QUANTIZED
+from onnxtool.optimize.options import BLOCKS, QUANTIZED, OptimizeOptions
 from onnxtool.optimize.report import OptimizeReport
+from onnxtool.optimize.run import optimize_model
 from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_text

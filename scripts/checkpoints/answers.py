@@ -26,8 +26,8 @@ from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.errors import OnnxtoolError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.infer import GenerateOptions, InferOptions, generate, load, run_texts
 from onnxtool.infer.report import InferReport
 from tests.infer.tiny_models import TEXTS, VOCABULARY, write_checkpoint
@@ -257,7 +257,7 @@ def _stated(labels: int, stated: dict[str, Any], folder: Path) -> str:
 
 
 def _base_of_several(folder: Path) -> str:
-    from onnxtool.evaluation import EvaluateOptions
+    from onnxtool import EvaluateOptions
     from onnxtool.evaluation.options import RERANKER
     from onnxtool.evaluation.pytorch import open_checkpoint
 

@@ -51,8 +51,8 @@ def export(folder: str, task: str, output: str) -> None:
 
 def optimize(files: dict[str, str], outputs: dict[str, str], precision: str, provider: str) -> dict[str, Any]:
     """Optimize graphs; return fused attentions of all, and passes left out with the reason, or the `error`."""
+    from onnxtool import OptimizeOptions, optimize_model
     from onnxtool.errors import OnnxtoolError
-    from onnxtool.optimize import OptimizeOptions, optimize_model
 
     found = expected = 0
     left_out: dict[str, str] = {}

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import onnxtool.benchmarking.options as options_module
-from onnxtool.benchmarking import BenchmarkOptions, benchmark
+from onnxtool import BenchmarkOptions, benchmark
 from onnxtool.errors import InputError, OptionError, ProviderError
 from onnxtool.progress import listening
 from onnxtool.runtime.machine import available_cores

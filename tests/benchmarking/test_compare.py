@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxtool.benchmarking import BenchmarkOptions, benchmark
+from onnxtool import BenchmarkOptions, benchmark
 from onnxtool.benchmarking.rounds import InterleavedRuns, RoundLimits
 from onnxtool.errors import CheckpointError, GateError, InputError, OnnxtoolError, ProviderError
 from onnxtool.runtime.providers import cuda_problem
@@ -223,8 +223,8 @@ def test_broken_weights_are_one_error(path: Path, tmp_path: Path) -> None:
 def test_torch_is_loaded_for_a_checkpoint_alone(path: Path, other: Path) -> None:
     """Two ONNX files are compared without it."""
     code = (
-        "import sys\nfrom pathlib import Path\nfrom onnxtool.benchmarking import BenchmarkOptions\n"
-        "from onnxtool.benchmarking import benchmark\n"
+        "import sys\nfrom pathlib import Path\nfrom onnxtool import BenchmarkOptions\n"
+        "from onnxtool import benchmark\n"
         f"benchmark(Path({str(path)!r}), BenchmarkOptions((1,), (4,), runs=2, compare={str(other)!r}))\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )

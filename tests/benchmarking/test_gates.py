@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxtool.benchmarking import BenchmarkOptions, benchmark
+from onnxtool import BenchmarkOptions, benchmark
 from onnxtool.benchmarking.report import split_gate
 from onnxtool.benchmarking.rounds import InterleavedRuns
 from onnxtool.errors import GateError

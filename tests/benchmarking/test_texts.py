@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxtool.benchmarking import BenchmarkOptions, benchmark
+from onnxtool import BenchmarkOptions, benchmark
 from onnxtool.benchmarking.report import StageTimes
 from onnxtool.errors import InputError
 from onnxtool.infer import TextInput

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from onnxtool.export import ExportOptions
+from onnxtool import ExportOptions
 from tests.cli.entry_point import run_onnxtool
 from tests.workshop import Workshop
 

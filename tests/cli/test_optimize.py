@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import onnxtool.optimize
+from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.model_file.weights import write_inline
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization.candidates import CANDIDATES
 from onnxtool.optimize.report import OptimizeReport
 from tests.cli.entry_point import run_onnxtool

@@ -14,19 +14,19 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from onnxtool import EvaluateOptions, OptimizeOptions, evaluate_model, optimize_model
 from onnxtool.cli.optimize import optimize_blocks
 from onnxtool.cli.render import Table
 from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.encoding.reading import read_shards
 from onnxtool.errors import CheckpointError, GateError, InputError
-from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model, systems
+from onnxtool.evaluation import systems
 from onnxtool.evaluation.collection import read_run
 from onnxtool.evaluation.options import DENSE
 from onnxtool.evaluation.pytorch import open_checkpoint
-from onnxtool.evaluation.report import Terms
+from onnxtool.evaluation.report import EvaluationReport, Terms
 from onnxtool.evaluation.run import judge_by_retrieval
 from onnxtool.infer.vectors import SparseVectors
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization import candidates
 from tests.cli.entry_point import run_onnxtool
 from tests.evaluation.collections import Texts, random_texts, write_beir, write_lines

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import pytrec_eval
 
+from onnxtool import EvaluateOptions, evaluate_model
 from onnxtool.errors import GateError
-from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model
 from onnxtool.evaluation.collection import read_run
+from onnxtool.evaluation.report import EvaluationReport
 from tests.evaluation.collections import Texts, random_texts, write_beir
 from tests.evaluation.test_evaluate import V, evaluate, write_dense
 from tests.infer.test_late_interaction import encoder

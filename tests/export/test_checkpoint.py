@@ -21,9 +21,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.checkpoint.tasks import TASKS, recognize_task
 from onnxtool.errors import CheckpointError, ProviderError
-from onnxtool.export import ExportOptions, export_model, pickles
+from onnxtool.export import pickles
 from onnxtool.export.checkpoint import Checkpoint, task_of_architecture
 from onnxtool.export.heads.choice import read_head
 from onnxtool.export.source import Source

@@ -15,8 +15,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.errors import CheckpointError, ExportError, VerificationError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.decoding.generation import GenerationPipeline, choose, generate
 from onnxtool.export.decoding.step import (
     cache_name,

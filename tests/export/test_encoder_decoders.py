@@ -14,8 +14,8 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.errors import ExportError, OutputExistsError, VerificationError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.decoding.encoder_decoder import EncoderDecoder, EncoderDecoderPipeline
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import Signature

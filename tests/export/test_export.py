@@ -26,10 +26,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import onnxtool.export.run
 import onnxtool.export.tracing
-from onnxtool import reading
+from onnxtool import ExportOptions, export_model, reading
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError, OnnxtoolError, OutputExistsError, OutputWriteError, VerificationError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.choice import recognize_head
 from onnxtool.export.preparation import Request, prepare
@@ -240,7 +239,7 @@ def test_nodes_are_called_by_the_module_that_made_them(report: ExportReport) -> 
 EXPORT_ALL = """
 import sys
 from pathlib import Path
-from onnxtool.export import ExportOptions, export_model
+from onnxtool import ExportOptions, export_model
 for exporter in ("dynamo", "torchscript"):
     export_model(ExportOptions(sys.argv[1], output=Path(f"{exporter}.onnx"), exporter=exporter, verify=False))
 """

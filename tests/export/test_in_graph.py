@@ -19,14 +19,13 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from transformers import BertForSequenceClassification
 
 import onnxtool
-from onnxtool import agreement
+from onnxtool import ExportOptions, OptimizeOptions, agreement, export_model, optimize_model
 from onnxtool.errors import CheckpointError, InputError, ModelFileError, OnnxtoolError, OptionError, ProviderError
-from onnxtool.export import ExportOptions, export_model, in_graph
+from onnxtool.export import in_graph
 from onnxtool.export.report import ExportReport
 from onnxtool.graph.text_input import NAMES, build_front
 from onnxtool.guarded import GuardedChild
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.runtime import probation
 from tests.retrieval.checkpoints import CASES
 from tests.workshop import Workshop, make_shallow

@@ -14,9 +14,10 @@ import pytest
 import torch
 import transformers
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.checkpoint.limits import Limit, graph_limit, text_limit
 from onnxtool.errors import ExportError, InputError
-from onnxtool.export import ExportOptions, export_model, lengths
+from onnxtool.export import lengths
 from onnxtool.export.decoding.step import PROMPTS, trace_with_cache
 from onnxtool.export.lengths import Lengths, Work, config_thresholds
 from onnxtool.export.report import ExportReport
@@ -238,7 +239,7 @@ def test_a_usual_encoder_has_no_further_cases(tmp_path: Path) -> None:
 
 def test_optimize_verifies_at_the_same_lengths(tmp_path: Path) -> None:
     """They are stamped, and the length that the optimized file states was compared again."""
-    from onnxtool.optimize import OptimizeOptions, optimize_model
+    from onnxtool import OptimizeOptions, optimize_model
 
     _, report = exported(lambda: bert(max_position_embeddings=1200), tmp_path, exporter="torchscript")
     optimized = optimize_model(OptimizeOptions(Path(report.output)))

@@ -14,9 +14,9 @@ import pytest
 import torch
 import transformers
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.checkpoint.tasks import TASK_WITH_CACHE
 from onnxtool.errors import CheckpointError, ExportError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.decoding.generation import GenerationPipeline
 from onnxtool.export.decoding.step import PROMPTS
 from onnxtool.export.modalities.audio import AudioInputs

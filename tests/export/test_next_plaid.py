@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
 
+from onnxtool import ExportOptions
 from onnxtool.errors import OnnxtoolError, TargetError
-from onnxtool.export import ExportOptions
 from onnxtool.export.sidecar_files import write_json
 from onnxtool.export.targets import next_plaid
 from onnxtool.release.variants import export_variants

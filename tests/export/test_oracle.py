@@ -16,8 +16,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from transformers import AutoModel, AutoTokenizer
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.errors import OptionError, TargetError
-from onnxtool.export import ExportOptions, export_model, in_graph
+from onnxtool.export import in_graph
 from onnxtool.export.in_graph import TextProof
 from onnxtool.export.source import Source
 from onnxtool.export.target_specification import class_of

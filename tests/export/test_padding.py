@@ -12,8 +12,8 @@ import pytest
 import torch
 import transformers
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.encoding import CorpusOptions, encode_corpus, read_shards
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.modalities.modality import SEQUENCE
 from onnxtool.export.modalities.text import TextInputs, choose_side
 from onnxtool.export.signature import detect_signature, run_torch_tensors, to_numpy

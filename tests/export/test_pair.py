@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.errors import CheckpointError, ExportError, OutputExistsError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.report import ExportReport
 from onnxtool.export.run import plan_export
 from onnxtool.export.verification import Verifier

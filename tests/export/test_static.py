@@ -16,8 +16,8 @@ from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding a
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.errors import CheckpointError, OnnxtoolError, TargetError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.source import Source
 from onnxtool.export.static import StaticCheckpoint
 from onnxtool.infer import SparseVectors, load

@@ -18,11 +18,12 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.errors import TargetError
-from onnxtool.export import ExportOptions, export_model, targets
+from onnxtool.export import targets
 from onnxtool.export.preparation import Request, layout, prepare
 from onnxtool.export.source import Source
 from onnxtool.export.target_specification import COMPUTED, TargetSpecification, class_of, use_for

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.tokenizer_library import read_file
 from onnxtool.errors import CheckpointError, InputError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.run import _tokenizer_notes
 from onnxtool.export.sidecar_files import write_sidecar_files

@@ -15,8 +15,8 @@ import torch
 from onnx import helper, numpy_helper
 from safetensors.numpy import load_file, save_file
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.errors import CheckpointError, ExportError, VerificationError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.choice import read_head
 from onnxtool.export.modalities.finding import find_modality

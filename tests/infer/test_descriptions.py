@@ -21,12 +21,12 @@ from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncod
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from onnxtool import EvaluateOptions, ExportOptions, evaluate_model, export_model
 from onnxtool.checkpoint.pooling_module import POOLING_MODES
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import InputError, OptionError, OutputExistsError
-from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model
-from onnxtool.export import ExportOptions, export_model
+from onnxtool.evaluation.report import EvaluationReport
 from onnxtool.infer import FileDescription, SparseVectors, load
 from onnxtool.infer.options import POOLING
 from tests.cli.entry_point import run_onnxtool

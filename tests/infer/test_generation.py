@@ -363,7 +363,7 @@ def test_files_that_do_not_belong_together_are_refused(files: Path, workshop: Wo
 
 def test_optimized_files_write_the_same(workshop: Workshop, loaded: dict[str, LoadedModel], tmp_path: Path) -> None:
     """Cross attention over other keys than queries is fused, and the encoder is taken from where it lies."""
-    from onnxtool.optimize import OptimizeOptions, optimize_model
+    from onnxtool import OptimizeOptions, optimize_model
 
     source = generators.exported(workshop, "bart")
     shutil.copytree(source.with_suffix(""), tmp_path / "bart")

@@ -18,10 +18,10 @@ import torch
 import transformers
 from PIL import Image
 
+from onnxtool import ExportOptions, export_model
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, TASK_OF_PICTURES
 from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import ExportError, InputError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.modalities.pages import restrict_to_pages
 from onnxtool.infer import InferOptions, run_texts
 from onnxtool.infer.pictures import load_pictures

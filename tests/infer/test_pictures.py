@@ -21,12 +21,11 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from onnxtool.benchmarking import BenchmarkOptions, benchmark
+from onnxtool import BenchmarkOptions, ExportOptions, benchmark, export_model
 from onnxtool.checkpoint.limits import graph_limit
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, TASK_OF_PICTURES
 from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import CheckpointError, ExportError, InputError, OutputExistsError, TargetError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.modalities.pages import restrict_to_pages
 from onnxtool.infer import InferOptions, load, run_texts
 from onnxtool.infer.pictures import load_pictures

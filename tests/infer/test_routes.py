@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import onnxtool
+from onnxtool import EvaluateOptions, evaluate_model
 from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.encoding.reading import read_shards
 from onnxtool.errors import InputError, ModelFileError
-from onnxtool.evaluation import EvaluateOptions, evaluate_model
 from onnxtool.infer import InferOptions, load, run_texts
 from onnxtool.model_file import ModelFile
 from tests.evaluation.collections import random_texts, write_beir

@@ -12,9 +12,9 @@ import torch
 import transformers
 from sentence_transformers import CrossEncoder
 
+from onnxtool import EvaluateOptions
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.errors import CheckpointError, InputError
-from onnxtool.evaluation import EvaluateOptions
 from onnxtool.evaluation.options import RERANKER
 from onnxtool.evaluation.pytorch import open_checkpoint
 from onnxtool.export.target_specification import other_scores

@@ -18,8 +18,7 @@ def trained(workshop: Workshop, minilm: Path) -> Path:
     """The first two layers of MiniLM with real weights, exported, with its tokenizer beside it; `fused.onnx` too."""
 
     def make(folder: Path) -> None:
-        from onnxtool.export import ExportOptions, export_model
-        from onnxtool.optimize import OptimizeOptions, optimize_model
+        from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
 
         make_shallow(minilm, folder / "checkpoint", layers=2)
         options = ExportOptions(
@@ -41,7 +40,7 @@ def trained_int8(workshop: Workshop, trained: Path) -> tuple[Path, OptimizeRepor
 
 
 def _to_int8(trained: Path, folder: Path) -> None:
-    from onnxtool.optimize import OptimizeOptions, optimize_model
+    from onnxtool import OptimizeOptions, optimize_model
 
     shutil.copytree(trained.with_suffix(""), folder / "m")
     report = optimize_model(OptimizeOptions(Path(shutil.copy(trained, folder / "m.onnx")), precision="int8"))

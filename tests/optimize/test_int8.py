@@ -10,10 +10,10 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.errors import InputError, OptionError
 from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.report import OptimizeReport

@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
+from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.errors import (
     FusionError,
     ModelFileError,
@@ -22,7 +23,6 @@ from onnxtool.errors import (
 )
 from onnxtool.model_file import ModelFile, save_model
 from onnxtool.model_file.weights import write_inline
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.presets import PRESETS
 from onnxtool.optimize.report import OptimizeReport

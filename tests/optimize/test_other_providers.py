@@ -18,13 +18,13 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.agreement import VerifyOptions, verify
 from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import OptionError, PassError, ProviderError, VerificationError
 from onnxtool.guarded import GuardedChild, trusted
 from onnxtool.infer import InferOptions, run_texts
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization import candidates
 from onnxtool.optimize.quantization.candidates import Judgement
 from onnxtool.optimize.run import plan_optimization

@@ -12,13 +12,13 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
+from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import PassError, VerificationError
 from onnxtool.export.heads.head import Head, append_head
 from onnxtool.model_file.metadata import VECTORS_KEY
 from onnxtool.model_file.weights import load_model, write_inline
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.stored_vectors import Storage
 from onnxtool.runtime.session import open_session
 from tests.optimize.passes.builders import ragged_feeds

@@ -16,13 +16,13 @@ import pytest
 
 import onnxtool.optimize.run
 import onnxtool.optimize.verification
+from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.cli.render import Facts, Note
 from onnxtool.cli.verify import verification_blocks
 from onnxtool.errors import PassError, SessionError, VerificationError
 from onnxtool.model_file import ModelFile, Staging, save_model
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, stamp
 from onnxtool.model_file.weights import load_model
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.presets import PRESETS
 from onnxtool.optimize.verification import FaultyPassError, Original, Reference, Verifier

@@ -16,9 +16,8 @@ import pytest
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from onnxtool import export_variants
+from onnxtool import ExportOptions, export_model, export_variants
 from onnxtool.errors import ExportError, OptionError, PassError, TargetError, VerificationError
-from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.targets import TARGETS
 from onnxtool.model_file import ModelFile, save_model
 from onnxtool.release import VariantsReport, check_release, make_release, read_config

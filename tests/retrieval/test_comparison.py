@@ -9,11 +9,11 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import onnxtool
+from onnxtool import ExportOptions, export_model
 from onnxtool.checkpoint import pooling_modules
 from onnxtool.checkpoint.pooling_module import POOLING_MASK
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError, TargetError
-from onnxtool.export import ExportOptions, export_model
 from tests.retrieval.checkpoints import CASES, Case
 from tests.retrieval.comparison import check
 

@@ -11,10 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxtool.benchmarking import BenchmarkOptions, benchmark
+from onnxtool import BenchmarkOptions, OptimizeOptions, benchmark, optimize_model
 from onnxtool.errors import GateError, InputError, OptionError, SessionError
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.verification import accepted_cases
 from onnxtool.runtime.difference import measure

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtool.benchmarking import BenchmarkOptions, benchmark
+from onnxtool import BenchmarkOptions, OptimizeOptions, benchmark, optimize_model
 from onnxtool.errors import ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import INPUTS_KEY, stamp
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization.candidates import timing_feeds
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.comparison import Case

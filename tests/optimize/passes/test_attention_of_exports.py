@@ -9,8 +9,8 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
+from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.passes.attention import attention
 from onnxtool.optimize.passes.duplicates import common_subexpressions

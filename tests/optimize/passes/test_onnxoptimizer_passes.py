@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 import onnxtool.optimize.passes.onnxoptimizer_passes as passes
+from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.graph.edit import tensor_of
 from onnxtool.model_file.weights import load_model
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.onnxoptimizer_child import DeadPassError
 from onnxtool.optimize.passes.onnxoptimizer_passes import ALLOWED, onnxoptimizer_pass
 from onnxtool.optimize.pipeline import Context, run_passes

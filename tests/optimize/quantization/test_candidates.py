@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.errors import PassError, ProviderError, SessionError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.weights import write_inline
-from onnxtool.optimize import Judgement, OptimizeOptions, optimize_model
 from onnxtool.optimize.options import PRECISIONS
 from onnxtool.optimize.quantization import candidates, conversion
-from onnxtool.optimize.quantization.candidates import CANDIDATES, timing_feeds
+from onnxtool.optimize.quantization.candidates import CANDIDATES, Judgement, timing_feeds
 from onnxtool.optimize.report import Candidate, OptimizeReport
 from onnxtool.optimize.verification import verification_feeds
 from tests.optimize.passes.builders import build, normal

@@ -12,10 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from onnxtool import guarded
+from onnxtool import OptimizeOptions, guarded, optimize_model
 from onnxtool.errors import PassError
 from onnxtool.model_file.weights import write_inline
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization.float16 import beyond, measure_ranges, to_float16
 from tests.optimize.passes.builders import Arrays, apply, assert_left_alone, build, normal, ragged_feeds, run
 from tests.workshop import Workshop

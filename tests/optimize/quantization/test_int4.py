@@ -12,10 +12,10 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.errors import PassError
 from onnxtool.graph.edit import attribute
 from onnxtool.model_file.weights import load_model
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context
 from onnxtool.optimize.quantization import int4
 from onnxtool.optimize.quantization.activations import Feeds, open_written
