@@ -220,7 +220,7 @@ ELSEWHERE = {
     "safetensors, whose headers have 100 MB at most, and sizes that the library checks": {
         "checkpoint/files.py": {"deserialize"},
         "export/weights.py": {"safe_open"},
-        "training/checkpoints/__init__.py": {"safe_open"},
+        "training/checkpoints/checkpoint.py": {"safe_open"},
     },
     "ONNX models, by the wire reader and once it has read them": {
         "model_file/wire/protobuf.py": {"open"},

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import ArtifactError
 from onnxtool.options import checked
-from onnxtool.training.checkpoints import Checkpoint, Format, Property, load_checkpoint, save_checkpoint
+from onnxtool.training.checkpoints.checkpoint import Checkpoint, Format, Property, load_checkpoint, save_checkpoint
 
 
 class Memory(Protocol):

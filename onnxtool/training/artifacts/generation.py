@@ -40,7 +40,8 @@ from onnxtool.training.artifacts.report import (
 )
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
 from onnxtool.training.artifacts.verification import ArtifactVerification
-from onnxtool.training.checkpoints import Checkpoint, write_checkpoint
+from onnxtool.training.checkpoints import Checkpoint
+from onnxtool.training.checkpoints.checkpoint import write_checkpoint
 from onnxtool.training.graphs.merged import Parameters
 from onnxtool.training.graphs.parameters import (
     FLOATS,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from onnxtool.errors import ArtifactError, SessionError, first_line
-from onnxtool.training.checkpoints import load_checkpoint
+from onnxtool.training.checkpoints.checkpoint import load_checkpoint
 from onnxtool.training.graphs.names import (
     GRADIENTS,
     INPUTS_WITH_GRADIENT,

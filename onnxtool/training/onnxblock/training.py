@@ -12,8 +12,8 @@ import onnx_ir as ir
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnxtool.errors import CheckpointError
-from onnxtool.training.checkpoints import Checkpoint, load_checkpoint
-from onnxtool.training.checkpoints import save_checkpoint as save
+from onnxtool.training.checkpoints.checkpoint import Checkpoint, load_checkpoint
+from onnxtool.training.checkpoints.checkpoint import save_checkpoint as save
 from onnxtool.training.graphs.parameters import Selection
 from onnxtool.training.graphs.training_graph import Graphs, build_graphs
 from onnxtool.training.onnxblock.block import Block, declare_outputs, output_names, require_built

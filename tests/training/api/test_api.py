@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import ArtifactError, CheckpointError, InputError, ProviderError
 from onnxtool.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer, Progress, fit
-from onnxtool.training.checkpoints import Format
+from onnxtool.training.checkpoints.checkpoint import Format
 from tests.training.small_models import batch, load, make, parameters_of, perceptron
 
 

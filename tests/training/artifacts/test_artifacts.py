@@ -17,7 +17,7 @@ from onnxtool.errors import ArtifactError, GradientError, OutputWriteError
 from onnxtool.training import artifacts, onnxblock
 from onnxtool.training.api import fit
 from onnxtool.training.artifacts import generation
-from onnxtool.training.checkpoints import load_checkpoint
+from onnxtool.training.checkpoints.checkpoint import load_checkpoint
 from tests.training.small_models import batch, load, make, parameters_of, perceptron
 
 NAMES = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]

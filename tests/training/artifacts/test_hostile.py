@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxtool.errors import ArtifactError, CheckpointError, GradientError, ModelFileError, OutputWriteError
-from onnxtool.training.checkpoints import load_checkpoint
+from onnxtool.training.checkpoints.checkpoint import load_checkpoint
 from tests.training.small_models import batch, load, make, perceptron
 
 _DOCUMENT: dict[str, Any] = {
@@ -224,7 +224,7 @@ def test_the_second_file_of_a_checkpoint_is_the_one_beside_it(tmp_path: Path) ->
 
 def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
     """What the tests above refuse is not what is usual: an int64, a number without axes, an empty one."""
-    from onnxtool.training.checkpoints import Checkpoint, save_checkpoint
+    from onnxtool.training.checkpoints.checkpoint import Checkpoint, save_checkpoint
 
     frozen: dict[str, Any] = {"i": np.arange(3), "n": np.float32(2).reshape(()), "e": np.zeros((0, 4), np.float16)}
     save_checkpoint(Checkpoint(frozen=frozen), tmp_path / "checkpoint")

@@ -20,7 +20,7 @@ from onnxtool.errors import ArtifactError
 from onnxtool.training.artifacts.preparation import Forward, export_forward, make_checkpoint_artifacts
 from onnxtool.training.artifacts.report import ArtifactReport
 from onnxtool.training.artifacts.verification import replace_dropout
-from onnxtool.training.checkpoints import load_checkpoint
+from onnxtool.training.checkpoints.checkpoint import load_checkpoint
 from onnxtool.training.options import ForwardOptions, PreparationOptions
 from tests.autodiff.gradients import run_onnxruntime
 from tests.training.small_models import load

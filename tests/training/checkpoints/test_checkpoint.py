@@ -13,9 +13,9 @@ from onnx import numpy_helper
 from safetensors.numpy import save_file
 
 from onnxtool.errors import CheckpointError
-from onnxtool.training import checkpoints as module
 from onnxtool.training import onnxblock
-from onnxtool.training.checkpoints import Checkpoint, Format, load_checkpoint, save_checkpoint
+from onnxtool.training.checkpoints import checkpoint as module
+from onnxtool.training.checkpoints.checkpoint import Checkpoint, Format, load_checkpoint, save_checkpoint
 from tests.training.small_models import make, perceptron
 
 FORMATS: tuple[Format, ...] = ("safetensors", "odtc")

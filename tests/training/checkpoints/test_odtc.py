@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxtool.errors import CheckpointError
-from onnxtool.training.checkpoints import load_checkpoint
+from onnxtool.training.checkpoints.checkpoint import load_checkpoint
 
 # Of a network 5 -> 7 -> 3 after three steps of AdamW, its first bias frozen, with three properties.
 TRAINED = (
