@@ -51,8 +51,7 @@ from onnxtool.cli.streams import json_line, say
 from onnxtool.encoding.locations import Uri, is_uri
 from onnxtool.encoding.options import CorpusOptions
 from onnxtool.encoding.report import CorpusReport
-from onnxtool.infer.generation.options import GenerateOptions
-from onnxtool.infer.options import InferOptions
+from onnxtool.infer.options import GenerateOptions, InferOptions
 from onnxtool.infer.report import GenerationReport, InferReport, TextAnswer
 from onnxtool.model_file import ModelFile, staged
 from onnxtool.reports import WritePlan, planned_files

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from onnxtool.checkpoint.quantized_vectors import restore_vectors as restore_vectors
     from onnxtool.checkpoint.text_files import TextInput as TextInput
     from onnxtool.infer.chats import LongTexts as LongTexts
-    from onnxtool.infer.generation.options import GenerateOptions as GenerateOptions
     from onnxtool.infer.generation.writing import generate as generate
     from onnxtool.infer.generation.writing import load_writer as load_writer
     from onnxtool.infer.loading import LoadedModel as LoadedModel
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from onnxtool.infer.loading import load as load
     from onnxtool.infer.options import LONG_TEXTS as LONG_TEXTS
     from onnxtool.infer.options import FileDescription as FileDescription
+    from onnxtool.infer.options import GenerateOptions as GenerateOptions
     from onnxtool.infer.options import InferOptions as InferOptions
     from onnxtool.infer.pictures import PictureModel as PictureModel
     from onnxtool.infer.pictures import load_pictures as load_pictures
@@ -30,7 +30,7 @@ _MODULES = {
     "restore_vectors": "onnxtool.checkpoint.quantized_vectors",
     "TextInput": "onnxtool.checkpoint.text_files",
     "LongTexts": "onnxtool.infer.chats",
-    "GenerateOptions": "onnxtool.infer.generation.options",
+    "GenerateOptions": "onnxtool.infer.options",
     **dict.fromkeys(("generate", "load_writer"), "onnxtool.infer.generation.writing"),
     **dict.fromkeys(("LoadedModel", "encode", "load"), "onnxtool.infer.loading"),
     **dict.fromkeys(("LONG_TEXTS", "FileDescription", "InferOptions"), "onnxtool.infer.options"),

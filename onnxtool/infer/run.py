@@ -11,10 +11,9 @@ from onnxtool.errors import InputError, OptionError
 from onnxtool.infer.answering import AnswerOptions, answer_queries, answer_texts, in_parts, stream_answers
 from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.generation.graphs import ENCODER_MASK, cache_of
-from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.generation.writing import OnText, Writer, load_writer
 from onnxtool.infer.loading import LoadedModel, load_as
-from onnxtool.infer.options import InferOptions
+from onnxtool.infer.options import GenerateOptions, InferOptions
 from onnxtool.infer.pictures import answer_pictures
 from onnxtool.infer.report import GenerationReport, InferReport
 from onnxtool.infer.static_queries import QUERY, StaticQueries, load_queries

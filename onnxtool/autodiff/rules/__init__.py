@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from onnxtool.autodiff.rules.conv import CONV
-from onnxtool.autodiff.rules.loss import LOSS
 from onnxtool.autodiff.rules.math import CONTRIB, MATH, REDUCE
-from onnxtool.autodiff.rules.nn import NN
+from onnxtool.autodiff.rules.nn import LOSS, NN
 from onnxtool.autodiff.rules.recurrent import RECURRENT
 from onnxtool.autodiff.rules.rule import Rule
 from onnxtool.autodiff.rules.tensor import TENSOR

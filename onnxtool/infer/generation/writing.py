@@ -20,9 +20,8 @@ from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.errors import InputError, first_line
 from onnxtool.infer.chats import CUT, Chats, LongTexts
 from onnxtool.infer.generation.graphs import IDS, MASK, find_encoder
-from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.loading import load
-from onnxtool.infer.options import LongText
+from onnxtool.infer.options import GenerateOptions, LongText
 from onnxtool.infer.report import GenerationReport, WrittenText
 from onnxtool.infer.text_model import TextModel
 from onnxtool.model_file import ModelPath

@@ -14,7 +14,7 @@ import onnx_ir.passes.common as common
 from onnx import defs
 
 from onnxtool.autodiff.builder import Builder, Tensor
-from onnxtool.autodiff.rules.loss import without_negative
+from onnxtool.autodiff.rules.nn import without_negative
 from onnxtool.errors import ArtifactError
 from onnxtool.graph.edit import attribute, constant, only_consumer, producer
 from onnxtool.model_file.domains import default_opset
