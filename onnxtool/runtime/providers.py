@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
@@ -572,16 +573,19 @@ def register_operators(options: Any, domains: Iterable[str]) -> None:
 
 
 def find_library() -> str:
-    """Return the path of the library with the operators.
+    """Return the path of the library with the operators; the package itself imports PyTorch and transformers.
 
     Raises:
         ProviderError: the package is not installed.
     """
-    try:
-        from onnxruntime_extensions import get_library_path
-    except ImportError:
+    package = importlib.util.find_spec("onnxruntime_extensions")
+    if package is None:
         raise ProviderError(
             "texts are read in a graph by operators of onnxruntime-extensions, which is not installed",
             "pip install 'onnxtool-cli[text]'",
-        ) from None
-    return str(get_library_path())
+        )
+    # A private name, tested with 0.15.2; `get_library_path` returns the file of the same module.
+    library = PathFinder.find_spec("_extensions_pydll", package.submodule_search_locations)
+    if library is None or library.origin is None:
+        return str(importlib.import_module("onnxruntime_extensions").get_library_path())
+    return library.origin

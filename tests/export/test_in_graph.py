@@ -27,6 +27,7 @@ from onnxtool.graph.text_input import NAMES, build_front
 from onnxtool.guarded import GuardedChild
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime import probation
+from onnxtool.runtime.providers import find_library
 from tests.retrieval.checkpoints import CASES
 from tests.workshop import Workshop, make_shallow
 
@@ -279,6 +280,13 @@ def test_without_the_operators_nothing_is_done(
         with pytest.raises(ProviderError, match="onnxruntime-extensions, which is not installed") as raised:
             use()
         assert raised.value.hint == "pip install 'onnxtool-cli[text]'"
+
+
+def test_the_operators_are_found_without_importing_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It imports PyTorch and transformers, which take seconds in each process that reads texts."""
+    monkeypatch.delitem(sys.modules, "onnxruntime_extensions")
+    assert find_library() == get_library_path()
+    assert "onnxruntime_extensions" not in sys.modules
 
 
 def test_a_changed_stamp_is_an_error(exported: Path, tmp_path: Path) -> None:
