@@ -108,6 +108,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         started.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray by itself
 def test_an_actor_pool_of_ray_data_encodes(tmp_path: Path, cluster: Any) -> None:
     """By the script of the recipe."""
@@ -119,6 +120,7 @@ def test_an_actor_pool_of_ray_data_encodes(tmp_path: Path, cluster: Any) -> None
     require_means(tmp_path / "vectors")
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
     tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
