@@ -182,6 +182,14 @@ def minilm() -> Path:
 
 
 @pytest.fixture
+def brief_timings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time each candidate of `--precision auto` for 10 ms a round instead of 200, where no latency is compared."""
+    from onnxtool.optimize.quantization import candidates
+
+    monkeypatch.setattr(candidates, "_SECONDS", 0.01)
+
+
+@pytest.fixture
 def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start no processes that encode, each of which takes seconds, where a test is of something else."""
     from onnxtool.encoding import workers

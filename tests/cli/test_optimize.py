@@ -129,7 +129,7 @@ def test_layers_that_get_more_bits_are_named(encoder: Path, texts: Path) -> None
     assert re.search(r"^\S+ +int8 +[\d.e-]+$", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.usefixtures("run_once")
+@pytest.mark.usefixtures("run_once", "brief_timings")
 def test_auto_tells_of_all_candidates(encoder: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a table, one a line and one of them chosen, and in JSON, both from one run; each takes a second to make."""
     monkeypatch.setitem(CANDIDATES, "cpu", (("fp32", ""), ("int8", "mixed")))

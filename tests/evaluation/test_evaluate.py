@@ -406,6 +406,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
     return done
 
 
+@pytest.mark.usefixtures("brief_timings")
 def test_auto_encodes_no_candidate_slower_than_one_that_passed(
     tmp_path: Path, encoded: list[tuple[Path, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -352,6 +352,7 @@ def test_auto_is_the_provider_of_the_file_or_says_why_not(
     assert notes == ("the file is for openvino, which cannot run here: it is gone",)
 
 
+@pytest.mark.usefixtures("brief_timings")
 def test_auto_chooses_among_providers_and_the_file_is_used_where_it_was_chosen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: Path, library: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_every_precision_of_a_provider_is_a_candidate() -> None:
         assert {precision for precision, _ in CANDIDATES[provider]} == set(names) - {"auto", "uint8", "int4_fp16"}
 
 
+@pytest.mark.usefixtures("brief_timings")
 def test_all_are_timed_and_the_fastest_is_the_output(exported: Path) -> None:
     """With its size and its error, which is measured for float16 as well; no other file is left."""
     report = auto(exported, verify=True)

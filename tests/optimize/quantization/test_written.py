@@ -86,6 +86,7 @@ def test_a_file_of_an_older_opset_is_converted_for_int8(tmp_path: Path, opset: i
     assert report.after.opsets["ai.onnx"] == opset
 
 
+@pytest.mark.usefixtures("brief_timings")
 def test_auto_does_not_take_int8_that_is_float32(tmp_path: Path) -> None:
     """A candidate that converts nothing is none."""
     report = optimized(tmp_path, "z = MatMul(x, w) y = Hardmax(z)", WEIGHT, "auto", opset=10, verify=False)
