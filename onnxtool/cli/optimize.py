@@ -15,7 +15,7 @@ from onnxtool.cli.stats import summary_blocks
 from onnxtool.cli.streams import say
 from onnxtool.cli.verify import verdict, verification_blocks
 from onnxtool.optimize.options import OptimizeOptions
-from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Quantization, Ranking, Speed
+from onnxtool.optimize.report import Candidate, FusionCount, KeptNode, OptimizeReport, Quantization, Ranking, Speed
 
 
 @click.command(
@@ -119,6 +119,7 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
         *map(Note, report.notes),
         *_candidates(report.candidates),
         *_quantized(report.quantization, report.ranking),
+        *_kept(report.kept_float32),
         *verification_blocks(report.verification),
         *([Note(f"not timed: {report.not_timed}")] if report.not_timed else []),
         *([Note(report.warning)] if report.warning else []),
@@ -166,9 +167,12 @@ def _quantized(quantization: Quantization | None, ranking: Ranking | None) -> li
     """Describe the quantized layers, the error, and the layers kept in higher precision."""
     if quantization is None:
         return []
-    precision, kept = quantization.precision, quantization.kept
+    precision, kept = quantization.precision, [layer for layer in quantization.kept if not layer.by_name]
+    num_layers, num_named = quantization.num_layers, len(quantization.kept) - len(kept)
     texts = f"{quantization.num_texts} texts" if quantization.num_texts else "random ids"
-    layers = f"{quantization.num_layers - len(kept)} of {quantization.num_layers} layers"
+    layers = f"{num_layers - len(kept) - num_named} of {num_layers} layers"
+    if num_named:
+        layers += f", {num_named} kept by name, {len(kept)} by measurement"
     if quantization.activations:
         layers += f" with {quantization.activations} activations, for {quantization.cpu} CPU"
     embeddings = f"{quantization.num_embeddings} embeddings"
@@ -187,6 +191,12 @@ def _quantized(quantization: Quantization | None, ranking: Ranking | None) -> li
         ]
         blocks.append(Table(columns, rows, frozenset(columns[2:])))
     return [*blocks, Note(quantization.note)] if quantization.note else blocks
+
+
+def _kept(nodes: Sequence[KeptNode]) -> list[Block]:
+    """List the nodes that --keep_float32 keeps."""
+    rows = [(one.name, one.operator, ", ".join(one.patterns)) for one in nodes]
+    return [Heading("Kept in float32 by name"), Table(("node", "operator", "pattern"), rows)] if rows else []
 
 
 def _ranking(ranking: Ranking | None) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from onnxtool.errors import OptionError
-from onnxtool.options import NOTHING, UNSET, Force, Option, OptionalPath, PathField
+from onnxtool.options import NOTHING, UNSET, Force, ManyTexts, Option, OptionalPath, PathField
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, InputShapes, SampleInputs
 from onnxtool.runtime.providers import (
     AUTO,
@@ -65,6 +65,7 @@ class OptimizeOptions(ProviderOptions):
         cpu: target CPU of int8. `any` and `avx2`: products are exact on every CPU. `vnni` and `arm`: weights have finer
             steps, and products are exact on CPUs whose sums do not saturate. `native`: suited to this machine.
             None for any, or for other precisions.
+        keep_float32: patterns of names of nodes, layers or operators that stay in float32.
         embeddings: the lowest precision of embeddings in int4, `int4` or `int8`; None for int4.
         max_error: upper bound on 1 - cosine of any output; None for the precision's tolerance. In int8 and int4, layers
             stay in higher precision until it holds on the texts of `calibration`; None for 0.01.
@@ -123,6 +124,14 @@ class OptimizeOptions(ProviderOptions):
             default="any",
         ),
     ] = None
+    keep_float32: Annotated[
+        ManyTexts,
+        Option(
+            "Keep what this pattern matches in float32, weights and arithmetic: names of nodes, of layers such as "
+            "encoder.layer.3.attention, or operators; * and ? stand for any text. May be given several times.",
+            metavar="PATTERN",
+        ),
+    ] = NOTHING
     embeddings: Annotated[
         str | None,
         Option(
@@ -215,5 +224,14 @@ class OptimizeOptions(ProviderOptions):
             raise OptionError(f"--activations is for int8, and the precision is {precision}", hint)
         if self.embeddings is not None and precision not in BLOCKS:
             raise OptionError(f"--embeddings is for int4, and the precision is {precision}", "pass --precision int4")
+        if self.keep_float32 and precision in (FP32, BF16):
+            why = {
+                FP32: "everything is float32",
+                BF16: "a provider multiplies all of a session in bfloat16, or nothing",
+            }
+            raise OptionError(
+                f"--keep_float32 is for a lower precision: in {precision}, {why[precision]}",
+                "leave it out" if precision == FP32 else "pass --precision int8, or leave it out",
+            )
         if self.cpu is not None and precision not in ("int8", "auto"):
             raise OptionError(f"--cpu is for int8 and auto, and the precision is {precision}", "pass --precision int8")

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxtool.errors import OnnxtoolError, PassError, first_line
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.model_file.weights import release_weights
+from onnxtool.optimize.kept import Trail
 from onnxtool.optimize.report import PassResult
 from onnxtool.progress import Stage, tell
 
@@ -103,8 +104,10 @@ def run_passes(
         for number, step in enumerate(passes):
             tell(Stage("optimizing", number, len(passes), step.name))
             start = time.perf_counter()
-            outcome = _apply(step, model, context)
+            trail, outcome = Trail.of(model), _apply(step, model, context)
             model = outcome.model
+            if trail is not None:
+                trail.note(model)
             if outcome.num_changes:
                 _keep_names_apart(model)
             release_weights(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -45,11 +46,28 @@ class FallbackLayer:
         error: the largest 1 - cosine of an output, or of a row of it, with this layer alone quantized, on the worst
             calibration inputs; None for a layer that was not tried, e.g. in a branch or loop body.
         precision: precision of its weight in the file: `float32`, or `int8` for an 8-bit weight in an int4 file.
+        by_name: whether `keep_float32` names it; otherwise the measured error decided.
     """
 
     name: str
     error: float | None
     precision: str = "float32"
+    by_name: bool = False
+
+
+@short_repr
+@dataclass(frozen=True)
+class KeptNode:
+    """A node of the result that `keep_float32` names, and that computes in float32 on float32 weights.
+
+    Attributes:
+        name: its name in the file; that of its first output if it has none.
+        patterns: those that match it, or a node of the input whose place it took.
+    """
+
+    name: str
+    operator: str
+    patterns: tuple[str, ...]
 
 
 @short_repr
@@ -177,6 +195,7 @@ class OptimizeReport:
         quantization: None if nothing was quantized.
         ranking: None if nothing was quantized or verified, and for models without text vectors.
         candidates: the candidates of `--precision auto`; empty for a given precision.
+        kept_float32: the nodes that `keep_float32` names.
         speed: None if not measured; `not_timed` says why, and is empty if not requested.
         notes: notes for the user on the provider.
     """
@@ -196,6 +215,12 @@ class OptimizeReport:
     speed: Speed | None = None
     not_timed: str = ""
     notes: tuple[str, ...] = ()
+    kept_float32: tuple[KeptNode, ...] = ()
+
+    @property
+    def num_kept(self) -> Mapping[str, int]:
+        """The number of nodes that each pattern of `keep_float32` keeps."""
+        return Counter(pattern for one in self.kept_float32 for pattern in one.patterns)
 
     @property
     def warning(self) -> str:

@@ -28,8 +28,9 @@ from onnxtool.model_file import (
 from onnxtool.model_file.metadata import VECTORS_KEY, step_entry
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
+from onnxtool.optimize.kept import note_matches, read_kept, require_matches
 from onnxtool.optimize.options import INT4_FP16, MIXED, QUANTIZED, OptimizeOptions
-from onnxtool.optimize.pipeline import MOST_ROUNDS, Context, FailedPassError, Pass, run_passes
+from onnxtool.optimize.pipeline import MOST_ROUNDS, Context, FailedPassError, Outcome, Pass, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, PRESETS
 from onnxtool.optimize.quantization.candidates import Judge, choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, Conversion, Converted
@@ -121,6 +122,8 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     check_model_output(output, force=options.force)
     if options.given != NO_INPUTS:  # inconsistencies are reported before the first pass
         input_cases(source, given=options.given)
+    if options.keep_float32:
+        require_matches(load_model(source.path), options.keep_float32)
     return source, follow_link(output)
 
 
@@ -135,7 +138,10 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     require_loadable(source)
     context = _context(source, options)
     before = summarize_file(source)
+    named = options.keep_float32
     passes = PRESETS[options.target.name]
+    if named:
+        passes = (Pass("keep_float32", lambda model, _: Outcome(note_matches(model, named), 0)), *passes)
     model, storage = _load(source)
     attentions = _expected_attentions(model)
     stopwatch.lap("load")
@@ -171,6 +177,7 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
                 passes={result.name: result.num_changes for result in report.passes if not result.left_out},
                 **({"left_out": list[Json](left_out)} if left_out else {}),
                 **_error_figures(report.quantization),
+                **({"kept_float32": dict[str, Json](report.num_kept)} if named else {}),
             )
         )
         after = summarize_file(result)._replace(path=str(output))
@@ -277,6 +284,7 @@ class _Run:
             quantization = count_written(quantization, result.path)
             if quantization.has_small_pairs:
                 require_small_pairs(result.path)
+        kept = read_kept(converted.model, result.path, options.keep_float32)
         # onnxruntime lacks float16 CPU kernels for some operators, and crashes on its replacements.
         if precision == "fp16" and (signal := death_on(result)):
             raise PassError(
@@ -318,6 +326,7 @@ class _Run:
             verification=verification,
             duration_ms={},
             notes=notes,
+            kept_float32=kept,
         )
         return result, report
 

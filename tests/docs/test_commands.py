@@ -112,7 +112,7 @@ def test_options_in_the_text_exist(document: Path) -> None:
     known |= {"--help", "--version"}
     text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     codes = [code for code in re.findall(r"`([^`]+)`", text) if not code.startswith(_OTHER_PROGRAMS)]
-    used = {option for code in codes for option in re.findall(r"(?<![\w-])--[a-z][a-z_-]*", code)}
+    used = {option for code in codes for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", code)}
     assert used <= known | {option.replace("_", "-") for option in known}, sorted(used - known)
 
 

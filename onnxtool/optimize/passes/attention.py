@@ -30,6 +30,7 @@ from onnxtool.optimize.attention.scores import (
     match_roots,
 )
 from onnxtool.optimize.attention.views import Heads, Layout, Linear, find_heads, find_joined, find_linear
+from onnxtool.optimize.kept import PARTS, patterns_of
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 _BLOCK = 8  # GroupQueryAttention requires a head size that is a multiple of this
@@ -322,6 +323,7 @@ def _joined_weights(linears: tuple[Linear, Linear, Linear], writer: Writer) -> l
     widths = [tensor_of(linear.weight).shape.numpy()[1] for linear in linears]
     if first.part is None:
         weight = _concatenated([linear.weight for linear in linears], widths, first.weight)
+        weight.meta[PARTS] = [[p for node, _ in one.weight.uses() for p in patterns_of(node)] for one in linears]
         bias = _concatenated([linear.bias for linear in linears], widths, first.weight)
         return [writer.initializer(weight, f"{name}_qkv"), writer.initializer(bias, f"{name}_qkv_bias")]
     zeros = _concatenated([None], widths[:1], first.weight)

@@ -25,6 +25,7 @@ from onnxtool.graph.edit import (
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, fill_types
 from onnxtool.graph.writer import Writer
+from onnxtool.optimize.kept import patterns_of
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals, rewrite_each
 
 _LARGEST_DEPTH = 8
@@ -267,6 +268,8 @@ def _fuse_bias(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
         return "neither float32 nor float16"
     if only_consumer(add.outputs[0], node.op_type, domain=MICROSOFT) is not node:
         return "the sum is read elsewhere"
+    if patterns_of(node) != patterns_of(add):
+        return "one of them stays in float32"
     operator = _WITH_BIAS[node.op_type]
     replace_and_erase(
         node.outputs[0], Writer(node).node(operator, [value, bias], domain=MICROSOFT, like=node.outputs[0])

@@ -20,6 +20,7 @@ from onnxtool.errors import PassError
 from onnxtool.graph.edit import replace
 from onnxtool.graph.shapes import fill_types, find_shapes
 from onnxtool.graph.writer import Writer
+from onnxtool.optimize.kept import patterns_of
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization.activations import Feeds, Recording, open_written, record
 from onnxtool.optimize.quantization.cpu_arithmetic import EXACT, by_arithmetic
@@ -90,11 +91,14 @@ def open_switchable(
     expected: Sequence[Arrays],
     arithmetic: str = EXACT,
 ) -> SwitchableModel:
-    """Write `model` with switches to `folder` and open a session on it, which computes under an arithmetic."""
+    """Write `model` with switches to `folder` and open a session on it, which computes under an arithmetic.
+
+    Layers that stay in float32 by name have none.
+    """
     model = model.clone()
     unfuse_linear_layers(model, frozenset(), find_shapes(model))
     fill_types(model)
-    layers, _ = find_linear_layers(model)
+    layers = [layer for layer in find_linear_layers(model)[0] if not patterns_of(layer.node)]
     sizes = {layer.name: layer.num_weights for layer in layers}
     num_switches = len(levels) * len(sizes)
     switches = ir.Value(name=_SWITCHES, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([num_switches]))
@@ -149,7 +153,7 @@ def find_fallback_layers(model: SwitchableModel, max_error: float) -> tuple[Fall
     precisions = (*model.precisions, _HIGHEST)
     names, last = tuple(model.num_weights), len(model.precisions) - 1
     errors = [model.error(dict.fromkeys(names, 0), place) for place in range(len(model.feeds))]
-    if max(errors) <= allowed:
+    if max(errors) <= allowed or not names:
         return ()
     # Worst first, because they reveal an insufficient choice soonest.
     worst_first = sorted(range(len(errors)), key=lambda place: -errors[place])
@@ -271,10 +275,11 @@ class _Attempts:
     recording: Recording
     config: QuantizationConfig
     folder: Path
+    named: tuple[FallbackLayer, ...]
 
     def quantize(self, fallbacks: Sequence[FallbackLayer], embeddings: tuple[str, Pass] | None) -> Quantized:
         """Quantize a copy of the model, with `embeddings` as well, and measure the errors of the written file."""
-        converted = self.model.clone()
+        converted, fallbacks = self.model.clone(), (*self.named, *fallbacks)
         passes = [self.config.layers(fallbacks), *(() if embeddings is None else embeddings[1:])]
         outcomes = [step.apply(converted, Context()) for step in passes]
         num_embeddings = sum(outcome.num_changes for outcome in outcomes[1:])
@@ -328,7 +333,7 @@ class _Attempts:
             result = self.quantize(fallbacks, embeddings)
             if embeddings is None or result.report.error <= bound:
                 found.append(result)
-            if not result.report.kept:
+            if len(result.report.kept) == len(self.named):
                 break
         return min(found, key=_size_bytes)
 
@@ -384,7 +389,8 @@ def quantize_within(
         folder = Path(name)
         recording = record(model, feeds, folder)
         config = configure(layers, recording)
-        result = _Attempts(model, feeds, layers, recording, config, folder).within(max_error)
+        named = tuple(FallbackLayer(one.name, None, by_name=True) for one in layers if patterns_of(one.node))
+        result = _Attempts(model, feeds, layers, recording, config, folder, named).within(max_error)
     report = result.report
     if max_error is not None and report.error > max_error:
         raise PassError(

@@ -187,6 +187,9 @@ def _make(one: _CandidateRun, model: ir.Model, folder: Path) -> None:
         if one.precision == BF16 and not has_bf16(one.target):
             one.reason = "bfloat16 would only be emulated here"
             return
+        if one.precision == BF16 and one.conversion.options.keep_float32:
+            one.reason = "its arithmetic is that of the whole session, and --keep_float32 is set"
+            return
         one.converted = one.conversion.convert(model.clone(), one.precision, one.activations or MIXED)
         one.path = save_model(one.converted.model, Staging(place, place / "model.onnx", place))
         if (planned := one.converted.quantization) is not None:

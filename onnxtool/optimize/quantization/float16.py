@@ -21,6 +21,7 @@ from onnxtool.graph.edit import attribute, drop_unused, is_weight, scalar, tenso
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.model_file.weights import load_model
+from onnxtool.optimize.kept import patterns_of
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization.activations import Feeds, open_written
 from onnxtool.optimize.quantization.written import REPORT, made_from
@@ -152,7 +153,11 @@ def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outc
     kept = _exact(model.graph, floats) | _extreme(model.graph, floats)
     unknown = {v for node in model.graph for v in node.outputs if v.uses() and not dtypes.get(str(v.name))}
     kept |= {node for node in model.graph if unknown & {*node.inputs, *node.outputs}}
-    halved = {n for n in model.graph if n not in kept and _computes_in_half(n, floats, fallbacks, opsets)}
+    named = {node for node in model.graph if patterns_of(node)}
+    # Otherwise, what they read would be cast twice.
+    casts = [(n, {reader for reader, _ in n.outputs[0].uses()}) for n in model.graph if n.op_type == "Cast"]
+    named |= {node for node, readers in casts if readers and readers <= named}
+    halved = {n for n in model.graph if n not in kept | named and _computes_in_half(n, floats, fallbacks, opsets)}
     conversion = _Conversion(model, floats, halved)
     outputs = [value for value in model.graph.outputs if value.name in floats and conversion.is_half(value)]
     for node in list(model.graph):
@@ -166,9 +171,9 @@ def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outc
         if context.provider != "cpu" and 0 < attribute(node, "epsilon", 0.0) < _SMALLEST:  # kernels there round it
             node.attributes["epsilon"] = ir.AttrFloat32("epsilon", _SMALLEST)
     for value in outputs:
-        _keep_output(value, model.graph)
+        _keep_output(value, model.graph, conversion.cast.get((value, ir.DataType.FLOAT)))
     drop_unused(list(model.graph.initializers.values()))
-    alone = [node for node in model.graph if node not in halved and any(v.name in floats for v in node.outputs)]
+    alone = [node for node in model.graph if node not in halved | named and any(v.name in floats for v in node.outputs)]
     num_kept = sum(node in kept or any(value.name in fallbacks for value in node.outputs) for node in alone)
     note = f"{num_kept} nodes stay in float32, because float16 is too coarse or too narrow for them" if num_kept else ""
     if not halved and not note:
@@ -390,10 +395,10 @@ def _retype(node: ir.Node, floats: frozenset[str], opsets: Mapping[str, int]) ->
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(number))
 
 
-def _keep_output(value: ir.Value, graph: ir.Graph) -> None:
-    """Cast an output of the graph back to float32, under its name."""
+def _keep_output(value: ir.Value, graph: ir.Graph, cast: ir.Value | None) -> None:
+    """Let the graph return a value in float32 under its name: `cast` if there is one, or a new Cast."""
     name, value.name = value.name, f"{value.name}_float16"
-    output = Writer(graph).op("Cast", value, to=ir.DataType.FLOAT.value)
+    output = cast or Writer(graph).op("Cast", value, to=ir.DataType.FLOAT.value)
     output.name, output.dtype, output.shape = name, ir.DataType.FLOAT, value.shape
     for index, known in enumerate(graph.outputs):
         if known is value:

@@ -31,6 +31,7 @@ from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.model_file.domains import default_opset
+from onnxtool.optimize.kept import patterns_of
 from onnxtool.optimize.options import MIXED, PER_ROW
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.activations import Feeds, Recording
@@ -423,8 +424,8 @@ def rewrite_lookups(model: ir.Model, rewrite: Callable[[ir.Node, ir.Value], str]
     """
     reasons = _unfuse_embeddings(model)
     num_unfused = len(reasons)
-    gathers = [(node, node.inputs[0]) for node in model.graph if node.op_type == "Gather" and not node.domain]
-    lookups = [(node, table) for node, table in gathers if table is not None and _is_large_table(table)]
+    gathers = [node for node in model.graph if node.op_type == "Gather" and not node.domain and not patterns_of(node)]
+    lookups = [(node, table) for node in gathers if (table := node.inputs[0]) is not None and _is_large_table(table)]
     for node, table in lookups:
         is_of_rows = attribute(node, "axis", 0) == 0
         reason = rewrite(node, table) if is_of_rows else "the lookup is not one of rows"
@@ -475,7 +476,7 @@ def _unfuse_embeddings(model: ir.Model) -> list[str]:
     """Replace `EmbedLayerNormalization` by lookups, sums and `LayerNormalization`; return the reason if it stays."""
     reasons = []
     for node in model.graph:
-        if node.op_type != "EmbedLayerNormalization" or node.domain != MICROSOFT:
+        if (node.domain, node.op_type) != (MICROSOFT, "EmbedLayerNormalization") or patterns_of(node):
             continue
         inputs: dict[str, Any] = named_inputs(node.domain, node.op_type, node.inputs)
         if not _is_large_table(inputs["word_embedding"]):
@@ -598,7 +599,7 @@ def _config(
 
     def convert(fallbacks: Sequence[FallbackLayer]) -> Pass:
         exact = frozenset(layer.name for layer in fallbacks if layer.precision != _INT8)
-        divided = {choices[layer.name].group for layer in fallbacks if layer.name in choices}
+        divided = {choices[one.name].group for one in fallbacks if one.name in choices and not one.by_name}
         adjustments = {
             name: adjustment(name, is_free=name not in choices or choices[name].group not in divided)
             for name in counted([name for name in defaults if name not in exact], "rounding layer")

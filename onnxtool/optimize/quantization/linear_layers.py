@@ -26,6 +26,7 @@ from onnxtool.graph.edit import (
 from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.shapes import Shapes
 from onnxtool.graph.writer import Writer
+from onnxtool.optimize.kept import PARTS, note_patterns, patterns_of
 from onnxtool.optimize.quantization.arithmetic import Floats
 
 # Inputs of an Attention without a cache.
@@ -216,9 +217,10 @@ def _unfuse_attention(node: ir.Node) -> None:
     writer = Writer(node)
     inputs = named_inputs(node.domain, node.op_type, node.inputs)
     weight, bias = required(node, 1), inputs["bias"]
-    parts = []
+    parts, patterns = [], tensor_of(weight).meta.get(PARTS, [patterns_of(node)] * len(_PARTS))
     for number, name in enumerate(names_of_parts(weight)):
         part = writer.node("MatMul", [inputs["input"], _columns(weight, number, name, writer)])
+        note_patterns(part.producer(), patterns[number])
         if bias is not None:
             own = np.split(tensor_of(bias).numpy(), len(_PARTS))[number]
             part = writer.node("Add", [part, writer.constant(own, f"{bias.name}_{_PARTS[number]}")])

@@ -73,7 +73,10 @@ def count_written(quantization: Quantization, path: Path) -> Quantization:
     planned = {layer.name: layer for layer in quantization.kept}
     higher = {name: precision for name, precision in layers.items() if precision != wanted}
     names = [*(name for name in planned if name in higher), *(name for name in higher if name not in planned)]
-    kept = [FallbackLayer(name, planned[name].error if name in planned else None, higher[name]) for name in names]
+    for name, layer in planned.items():
+        if layer.by_name and higher.get(name) != "float32":
+            raise PassError(f"the layer {name} is not in float32, as --keep_float32 asks", REPORT)
+    kept = [replace(planned.get(name, FallbackLayer(name, None)), precision=higher[name]) for name in names]
     return replace(
         quantization,
         num_layers=len(layers),
