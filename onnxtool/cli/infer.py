@@ -119,14 +119,14 @@ class _Command(SectionedCommand):
     "--output",
     type=_OutputType("file"),
     help="Write the result to this file instead of stdout (-), in the format of its suffix: .txt, .md, .json or "
-    ".jsonl, or .csv with --benchmark; vectors alone to .npy, .npz or .parquet. A folder that exists or ends with / "
+    ".jsonl; vectors alone to .npy, .npz or .parquet. A folder that exists or ends with / "
     "receives a vector for each text of --input.",
 )
 @dry_run_option
 @format_options(
-    [*FORMATS, LINES, "csv"],
+    [*FORMATS, LINES],
     "; jsonl is a JSON object for each text as soon as it is answered, in bounded memory, and the default for an "
-    f"--output NAME.jsonl, or .jsonl.gz, and for more than {MAX_IN_ONE_REPORT:,} texts; csv is for --benchmark",
+    f"--output NAME.jsonl, or .jsonl.gz, and for more than {MAX_IN_ONE_REPORT:,} texts",
 )
 def command(
     options: InferOptions,
@@ -166,7 +166,7 @@ def command(
         emit(encoded, corpus_blocks(encoded), format_name)
         return 0
     _check(options, is_benchmark=benchmark)
-    formats = [*FORMATS, "csv"] if benchmark else [*FORMATS, LINES, VECTORS]
+    formats = FORMATS if benchmark else [*FORMATS, LINES, VECTORS]
     force = bool(click.get_current_context().params["force"])
     printed = Result(destination, force, format_of(destination, format_name, formats), quiet)
     printed.check()
@@ -187,8 +187,6 @@ def command(
 
 
 def _check_format(format_name: str, *, benchmark: bool, stream: bool) -> None:
-    if format_name == "csv" and not benchmark:
-        raise click.UsageError("--format csv is for --benchmark; json has all of an answer")
     if format_name == LINES and (benchmark or stream):
         flag = "--benchmark" if benchmark else "--stream"
         raise click.UsageError(f"--format {LINES} is for answers; leave out {flag}")

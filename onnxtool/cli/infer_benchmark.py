@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,7 +12,7 @@ from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, Compa
 from onnxtool.cli.options import Result
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_duration, table_of
-from onnxtool.cli.streams import printable, say
+from onnxtool.cli.streams import say
 from onnxtool.errors import GateError
 from onnxtool.infer.options import InferOptions
 
@@ -35,19 +33,11 @@ def run_benchmark(options: InferOptions, timing: BenchmarkOptions, output: Resul
             report = benchmark(options.model_path, replace(timing, texts=tuple(given_texts(options))))
     except GateError as error:
         raise click.UsageError(f"{error.message}\n{error.hint}") from error
-    if output.format_name == "csv":
-        output.write(benchmark_csv(report))
-    else:
-        output.emit(report, benchmark_blocks(report))
+    output.emit(report, benchmark_blocks(report))
     for gate in report.gates:
         if gate.met or not gate.decided:
             say(f"gate {'failed' if gate.met else 'undecided'}: {gate}")
     return 1 if any(gate.met for gate in report.gates) else 0
-
-
-# CSV columns in addition to the run's own.
-_LATENCIES = ("min", "p50", "p90", "p95", "p99", "max", "mean", "stdev")
-_RESULT = ("throughput_samples_per_s", "throughput_tokens_per_s", "spread", "drift", "peak_rss_bytes")
 
 
 def benchmark_blocks(report: BenchmarkReport) -> list[Block]:
@@ -209,27 +199,3 @@ def _machine(report: BenchmarkReport) -> Iterator[Block]:
     rows.append(("Versions", ", ".join(f"{name} {version}" for name, version in environment.versions.items())))
     yield Heading("Machine and session")
     yield Facts(rows)
-
-
-def benchmark_csv(report: BenchmarkReport) -> str:
-    """Return a header line and one line per shape; latencies are in milliseconds."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["model", "provider", "threads", "inputs", "batch_size", "sequence_length", "runs"]
-        + [f"{name}_ms" for name in _LATENCIES]
-        + [*_RESULT, "trusted", "load_ms", "first_run_ms", "compared_with", "ratio", "ratio_low", "ratio_high"]
-    )
-    compared = report.comparison.results if report.comparison else ()
-    for place, result in enumerate(report.results):
-        other = compared[place] if compared else None
-        name = printable(report.comparison.other) if report.comparison else ""
-        writer.writerow(
-            [printable(report.model), report.provider, report.threads, report.inputs]
-            + [result.batch_size, result.sequence_length, result.runs]
-            + [getattr(result.latency_ms, name) for name in _LATENCIES]
-            + [getattr(result, name) for name in _RESULT]
-            + [result.trusted, report.load_ms, report.first_run_ms, name]
-            + ([other.ratio, *other.ratio_interval] if other else ["", "", ""])
-        )
-    return text.getvalue()

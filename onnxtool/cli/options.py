@@ -372,7 +372,7 @@ def refuse(names: AbstractSet[str], reason: str) -> None:
 
 VECTORS = "vectors"
 _SUFFIXES = dict.fromkeys(("", ".txt"), "text") | dict.fromkeys((".jsonl", ".jsonl.gz"), "jsonl")
-_SUFFIXES |= {".json": "json", ".md": "markdown", ".html": "html", ".csv": "csv"}
+_SUFFIXES |= {".json": "json", ".md": "markdown", ".html": "html"}
 _SUFFIXES |= dict.fromkeys((".npy", ".npz", ".parquet"), VECTORS)
 
 

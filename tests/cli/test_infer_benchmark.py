@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import signal
 import subprocess
 import sys
@@ -60,21 +58,6 @@ def test_a_benchmark_in_json_has_the_keys_that_reviews_rely_on(folder: Path) -> 
     assert report["peak_vram_bytes"] is None
 
 
-def test_csv_has_a_row_for_each_shape(folder: Path) -> None:
-    """With the figures of the JSON report under names with their units."""
-    process = run_infer(
-        folder, *SMALL[:-4], "--batch_size", "1,2", "--sequence_length", "4", "--runs", "3", "--format", "csv"
-    )
-    rows = list(csv.DictReader(io.StringIO(process.stdout)))
-    assert [(row["batch_size"], row["sequence_length"], row["runs"]) for row in rows] == [
-        ("1", "4", "3"),
-        ("2", "4", "3"),
-    ]
-    assert all(0 < float(row["min_ms"]) <= float(row["p50_ms"]) <= float(row["max_ms"]) for row in rows)
-    assert rows[0]["model"] == "models/splade.onnx"
-    assert rows[0]["compared_with"] == ""
-
-
 def test_texts_are_timed_with_their_tokenizer(folder: Path) -> None:
     """The distribution of lengths, the padding, and the stages beside the model's."""
     (folder / "texts.txt").write_text("a cat\nthe red cat sat on the mat\ndog\n", encoding="utf-8")
@@ -128,13 +111,6 @@ def test_usage_errors_exit_2(folder: Path, arguments: tuple[str, ...], message: 
     assert (process.returncode, process.stdout) == (2, "")
     assert message in process.stderr
     assert process.stderr.endswith("hint: see onnxtool infer --help\n")
-
-
-def test_csv_is_no_format_of_answers(folder: Path) -> None:
-    """It has no place for them."""
-    process = run_infer(folder, *MODEL, "--text", "cat", "--format", "csv")
-    assert process.returncode == 2
-    assert "--format csv is for --benchmark" in process.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
