@@ -478,13 +478,9 @@ def _summary_facts(stats: Stats) -> list[tuple[str, str]]:
         facts.append(("Nodes by domain", join(stats.domains)))
     if (stated := parse_text_input(stats.metadata.get(TEXT_KEY, ""))) is not None:
         facts += [("Tokenizer", note) for note in stated.notes]
-    optional = (
-        ("Tensors in attributes", stats.attribute_bytes, format_bytes),
-        ("Exporter's notes", stats.annotation_bytes, format_bytes),
-        ("Quantized values", stats.num_quantized_values, str),
-        ("Training records", stats.num_trainings, str),
-    )
-    return [*facts, *((name, show(amount)) for name, amount, show in optional if amount)]
+    if stats.attribute_bytes:
+        facts.append(("Tensors in attributes", format_bytes(stats.attribute_bytes)))
+    return facts
 
 
 def _difference_figures(base: Stats, model: Stats, delta: StatsDelta) -> list[Row]:

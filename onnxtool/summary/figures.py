@@ -67,10 +67,7 @@ class Stats(NamedTuple):
         domains: number of nodes by domain.
         parameters: elements of initializers and Constant nodes by dtype.
         attribute_bytes: bytes of tensors in node attributes, such as in Constant nodes.
-        annotation_bytes: bytes of exporter metadata on graph, nodes, values and tensors, such as stack traces.
         num_attentions: nodes that compute a whole attention.
-        num_quantized_values: values with a quantization annotation.
-        num_trainings: TrainingInfo records.
         min_onnxruntime: the first release that runs this IR version and these opsets and operators on the CPU; empty if
             none is known.
         largest: the largest initializers.
@@ -105,10 +102,7 @@ class Stats(NamedTuple):
     domains: Mapping[str, int] = MappingProxyType({})
     parameters: Mapping[str, int] = MappingProxyType({})
     attribute_bytes: int = 0
-    annotation_bytes: int = 0
     num_attentions: int = 0
-    num_quantized_values: int = 0
-    num_trainings: int = 0
     min_onnxruntime: str = ""
     largest: tuple[Weight, ...] = ()
     duplicates: tuple[Duplicate, ...] = ()

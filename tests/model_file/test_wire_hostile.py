@@ -74,10 +74,6 @@ FILES: dict[str, tuple[Callable[[], bytes], str | None]] = {
     ),
     "nesting without end": (lambda: MODEL + field(7, nested(5000)), "nested more than 64 deep"),
     "a name that is no text": (lambda: MODEL + field(7, field(1, field(3, b"\xff/\xfe"))), "not UTF-8"),
-    "too many text annotations": (
-        lambda: MODEL + many(14, lambda i: field(1, b"%d" % i), 110_000),
-        "more than 100000",
-    ),
 }
 
 

@@ -102,10 +102,7 @@ GRAPH = _message(
     initializer=(5, PART),
     input=(11, PART),
     output=(12, PART),
-    value_info=(13, PART),
-    quantization_annotation=(14, PART),
     sparse_initializer=(15, PART),
-    metadata_props=(16, PART),
 )
 NODE = _message(
     input=(1, NAME),
@@ -163,7 +160,6 @@ TENSOR = _message(
     uint64_data=(11, PART),
     external_data=(13, PART),
     data_location=(14, INT),
-    metadata_props=(16, PART),
 )
 # The integers of a small tensor that has no raw_data, by its dtype.
 TENSOR_INTEGERS = {"int32": _message(values=(5, INTS)), "int64": _message(values=(7, INTS))}
@@ -174,14 +170,11 @@ FUNCTION = _message(
     opset_import=(9, PART),
     domain=(10, TEXT),
     attribute_proto=(11, PART),
-    metadata_props=(14, PART),
 )
 TRAINING = _message(initialization=(1, PART), algorithm=(2, PART))
 OPERATOR_SET = _message(domain=(1, TEXT), version=(2, INT))
 ENTRY = _message(key=(1, PART), value=(2, PART))
-ANNOTATION = _message(tensor_name=(1, TEXT))
 VALUE_INFO = _message(name=(1, TEXT), type=(2, PART))
-VALUE_NOTES = _message(metadata_props=(4, PART))
 TYPE = _message(
     tensor_type=(1, PART),
     sequence=(4, PART),
@@ -339,8 +332,6 @@ def read_tensor(data: Data, place: Span, external: list[ExternalData]) -> Tensor
                     entries[key] = value
             case "data_location":
                 is_external = content == _EXTERNAL
-            case "metadata_props":
-                data.annotation_bytes += content[1] - content[0]
             case _:
                 first, last = content
                 stored_bytes += last - first

@@ -40,8 +40,6 @@ def malformed(reason: str, position: int) -> _MalformedError:
 class Data:
     """Random access to the bytes of a file, with a small window in memory.
 
-    It counts the bytes of metadata that readers skip.
-
     The file is read rather than mapped: the pages around each mapped byte count as process memory, which for a file
     with hundreds of weights adds up to more than Python itself takes.
     """
@@ -50,7 +48,6 @@ class Data:
         self.size = size
         self.base = 0
         self.window = b""
-        self.annotation_bytes = 0
         self._file = file
         self._allowance: int | None = None
 

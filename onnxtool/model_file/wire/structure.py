@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from onnxtool.model_file.domains import ALIAS
 from onnxtool.model_file.wire.messages import (
-    ANNOTATION,
     ATTRIBUTE,
     FUNCTION,
     GRAPH,
@@ -21,7 +20,6 @@ from onnxtool.model_file.wire.messages import (
     TENSOR,
     TENSOR_INTEGERS,
     TRAINING,
-    VALUE_NOTES,
     ExternalData,
     Tensor,
     read_entry,
@@ -77,13 +75,11 @@ class Structure(NamedTuple):
         attributes: by operator and attribute name, the largest integer of any node; 0 for other types.
         external: all data outside the graph file, including data of node attributes and functions.
         num_trainings: TrainingInfo records.
-        num_quantized: values with a quantization annotation.
         scopes: number of nodes in each part of the model; nodes that belong to no known part are under an empty name.
         scope_bytes: bytes of the initializers of each part; initializers whose name shows no part count for their first
             reader.
         constants: elements of Constant nodes, by dtype.
         attribute_bytes: bytes of tensors in node attributes.
-        annotation_bytes: stored bytes of the metadata of graphs, nodes, values, tensors and functions.
     """
 
     ir_version: int
@@ -102,12 +98,10 @@ class Structure(NamedTuple):
     external: tuple[ExternalData, ...]
     functions: tuple[Function, ...]
     num_trainings: int
-    num_quantized: int
     scopes: dict[str, int]
     scope_bytes: dict[str, int]
     constants: dict[str, int]
     attribute_bytes: int
-    annotation_bytes: int
 
     @property
     def num_nodes(self) -> int:
@@ -134,7 +128,6 @@ class _Reading:
         self.outputs: list[TensorInfo] = []
         self.initializers: list[Tensor] = []
         self.initialized: set[str] = set()
-        self.quantized: set[str] = set()
         self.external: list[ExternalData] = []
         self.ops: Counter[bytes] = Counter()
         self.most_inputs: dict[bytes, int] = {}
@@ -154,7 +147,7 @@ class _Reading:
 
     def check(self, position: int) -> None:
         """Refuse a file that was made to fill the memory."""
-        kept: list[Sized] = [self.initializers, self.external, self.inputs, self.outputs, self.ops, self.quantized]
+        kept: list[Sized] = [self.initializers, self.external, self.inputs, self.outputs, self.ops]
         if max(map(len, kept)) > _MAX_KEPT:
             raise malformed(f"more than {_MAX_KEPT} tensors, values or operators", position)
 
@@ -202,7 +195,6 @@ def _read_model(data: Data) -> Structure:
         num_functions=len(functions),
         functions=tuple(functions),
         num_trainings=num_trainings,
-        annotation_bytes=data.annotation_bytes,
         **_of_graph(model),
     )
 
@@ -222,7 +214,6 @@ def _of_graph(model: _Reading) -> dict[str, Any]:
         },
         "num_subgraphs": model.num_subgraphs,
         "external": tuple(model.external),
-        "num_quantized": len(model.quantized),
         "scopes": dict(model.scopes),
         "scope_bytes": _scope_bytes(model),
         "constants": dict(model.constants),
@@ -231,7 +222,7 @@ def _of_graph(model: _Reading) -> dict[str, Any]:
 
 
 def _read_graph(data: Data, place: Span, model: _Reading, depth: int) -> None:
-    """Read a GraphProto; inputs, outputs and annotations only for the main graph."""
+    """Read a GraphProto; inputs and outputs only for the main graph."""
     if depth > _MAX_NESTING:
         raise malformed(f"graphs nested more than {_MAX_NESTING} deep", place[0])
     for field, part in read(data, GRAPH, place):
@@ -244,14 +235,8 @@ def _read_graph(data: Data, place: Span, model: _Reading, depth: int) -> None:
             case "sparse_initializer":
                 if (values := read_sparse_tensor(data, part, model.external)[0]) is not None:
                     model.add(values, depth)
-            case "value_info":
-                data.annotation_bytes += sum(b - a for _, (a, b) in read(data, VALUE_NOTES, part))
-            case "metadata_props":
-                data.annotation_bytes += part[1] - part[0]
             case "input" | "output" if depth == 0:
                 (model.inputs if field == "input" else model.outputs).append(read_value_info(data, part))
-            case "quantization_annotation" if depth == 0:
-                model.quantized.add(next((name for _, name in read(data, ANNOTATION, part)), ""))
         model.check(part[0])
 
 
@@ -272,7 +257,6 @@ def _count_node(data: Data, place: Span, model: _Reading, depth: int) -> None:
                 attributes.append(attribute)
         elif field == "metadata_props":
             first, last = content
-            data.annotation_bytes += last - first
             if last - first <= _MAX_SCOPES_BYTES and SCOPES_KEY in data[first : min(last, first + 64)]:
                 scopes = read_entry(data, content, kept=False)[1]
         else:
@@ -349,10 +333,8 @@ def _read_function(data: Data, place: Span, model: _Reading) -> Function:
             _count_node(data, content, body, depth=0)
         elif field == "attribute_proto":
             _read_attribute(data, content, body, depth=0)
-        elif field == "opset_import":
-            opsets.update([_read_opset(data, content)])
         else:
-            data.annotation_bytes += content[1] - content[0]
+            opsets.update([_read_opset(data, content)])
     return Function(**texts, opsets=dict(sorted(opsets.items())), ops=_by_count(body.ops))
 
 
