@@ -17,25 +17,12 @@ if TYPE_CHECKING:
     from onnxtool.release.variants import export_variants as export_variants
 
 _MODULES = {
-    "check_release": "onnxtool.release.check",
-    "ReleaseConfig": "onnxtool.release.config",
-    "read_config": "onnxtool.release.config",
-    "CheckReport": "onnxtool.release.check",
-    "ReleaseReport": "onnxtool.release.run",
-    "make_release": "onnxtool.release.run",
-    "VariantsReport": "onnxtool.release.variants",
-    "export_variants": "onnxtool.release.variants",
+    **dict.fromkeys(("CheckReport", "check_release"), "onnxtool.release.check"),
+    **dict.fromkeys(("ReleaseConfig", "read_config"), "onnxtool.release.config"),
+    **dict.fromkeys(("ReleaseReport", "make_release"), "onnxtool.release.run"),
+    **dict.fromkeys(("VariantsReport", "export_variants"), "onnxtool.release.variants"),
 }
 
-__all__ = [
-    "CheckReport",
-    "ReleaseConfig",
-    "ReleaseReport",
-    "VariantsReport",
-    "check_release",
-    "export_variants",
-    "make_release",
-    "read_config",
-]
+__all__ = [*_MODULES]
 
 __getattr__ = lazy_names(__name__, _MODULES)

@@ -20,11 +20,6 @@ _MODULES = {
     "create_model_with_loss": "onnxtool.training.trainer.ort_trainer",
 }
 
-__all__ = ["ModuleWithLoss", "OrtTrainer", "create_model_with_loss"]
-
+__all__ = [*_MODULES]
 
 __getattr__ = lazy_names(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
