@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 
 import click
 
 from onnxtool.cli.configuration import PRECEDENCE, Configured, all_configured
-from onnxtool.cli.options import Result, result_options
+from onnxtool.cli.options import Result, derived_options, result_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table
-from onnxtool.runtime.environment import EnvironmentReport
+from onnxtool.cli.streams import say
+from onnxtool.model_file import ModelFile
+from onnxtool.runtime.environment import EnvironmentReport, PlacementOptions
 
 
 @click.command(epilog="Example: onnxtool env --format json")
+@derived_options(options=PlacementOptions)
 @result_options()
-def command(*, result: Result) -> None:
+def command(options: PlacementOptions, *, result: Result) -> int:
     """Show what is installed, which execution providers can run here, and any problems.
 
-    Problems are listed, each with its remedy; a machine without a GPU is not a problem.
+    Problems are listed, each with its remedy; a machine without a GPU is not a problem. With --model, the provider is
+    asked whether it runs all of the file, without the CPU; the exit code is 1 if it does not.
     """
     from onnxtool.runtime.environment import describe_environment
+
+    if options.model is not None:
+        return _place(options.model, options.provider, result)
 
     report = describe_environment()
     found, wrong = all_configured(click.get_current_context())
@@ -29,6 +37,30 @@ def command(*, result: Result) -> None:
     document["configuration"] = found
     document["precedence"] = PRECEDENCE
     result.emit(document, _blocks(report, found))
+    return 0
+
+
+def _place(path: Path, provider: str | None, result: Result) -> int:
+    from onnxtool.runtime.placement import find_placement
+
+    found = find_placement(ModelFile.open(path), provider)
+    asked = "asked of the provider" if found.asked else "from documentation, not asked of the provider"
+    facts = [
+        ("Model", found.model),
+        ("Provider", found.provider),
+        ("Answer", f"{asked}: {found.source}"),
+        ("Nodes", f"{found.num_nodes - len(found.refused)} of {found.num_nodes} on the provider"),
+        *([] if found.opens is None else [("Session without the CPU", "opens" if found.opens else "does not open")]),
+        *([("Not checked", found.not_checked)] if found.not_checked else []),
+    ]
+    rows = [(node.operator, node.name, node.layer) for node in found.refused]
+    blocks: list[Block] = [Facts(facts)]
+    if rows:
+        blocks += [Heading("Nodes that it does not take"), Table(("operator", "node", "layer"), rows)]
+    result.emit(found, [*blocks, *map(Note, found.reasons)])
+    if not found.whole:
+        say(f"{found.model} does not run wholly on {found.provider}")
+    return 0 if found.whole else 1
 
 
 def _blocks(report: EnvironmentReport, found: Sequence[Configured]) -> list[Block]:

@@ -9,11 +9,14 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
+from onnxtool.errors import OptionError
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
+from onnxtool.options import UNSET, Option, OptionalPath, Options
 from onnxtool.runtime.providers import (
     PROVIDERS,
     ROWS,
@@ -22,6 +25,7 @@ from onnxtool.runtime.providers import (
     describe_provider,
     is_built_in,
     is_installed,
+    provider_effect,
 )
 from onnxtool.version import DISTRIBUTION, commit, installed
 
@@ -42,6 +46,34 @@ class EnvironmentReport:
     packages: dict[str, str]
     providers: dict[str, str]
     problems: tuple[str, ...]
+
+
+class PlacementOptions(Options):
+    """The file that `onnxtool env` asks a provider about.
+
+    Attributes:
+        model: None for a description of the installation.
+        provider: None for the provider that the file was made for, or else cpu.
+    """
+
+    model: Annotated[
+        OptionalPath, Option("Show which nodes of this ONNX file the provider takes, instead of the installation.")
+    ] = UNSET
+    provider: Annotated[
+        str | None,
+        Option(
+            "With --model, the execution provider; of coreml, qnn and webnn, documentation is read where they are not "
+            "installed.",
+            metavar="NAME[:DEVICE]",
+            default="the one that the file was made for, else cpu",
+            effect=provider_effect,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.provider is not None and self.model is None:
+            raise OptionError("--provider is for a file, and none was given", "pass --model")
 
 
 def describe_environment() -> EnvironmentReport:

@@ -8,9 +8,13 @@ import platform
 import subprocess
 from pathlib import Path
 
+import onnx
+import pytest
+
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.version import DISTRIBUTION, commit
 from tests.cli.entry_point import run_onnxtool, run_process
+from tests.graphs import of_text, save_text
 
 
 def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -52,3 +56,61 @@ def test_torch_and_transformers_are_not_imported(tmp_path: Path) -> None:
     names = {line.rpartition("|")[2].strip().partition(".")[0] for line in process.stderr.splitlines()}
     assert "onnxruntime" in names
     assert not {"torch", "transformers"} & names
+
+
+def _saved(folder: Path, operator: str = "Erf", shape: str = "2, 6") -> Path:
+    model = of_text(f"g (float[{shape}] x) => (float[{shape}] y) {{ y = {operator}(x) }}", {}, 18)
+    model.graph.node[0].name = f"/layer.3/mlp/{operator}"
+    onnx.save(model, folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+def test_the_cpu_takes_a_file_that_it_can_load(tmp_path: Path) -> None:
+    """By default it is asked; an operator without a kernel is a reason, and the exit code is 1."""
+    process = _run(tmp_path, "--model", str(_saved(tmp_path)))
+    assert process.returncode == 0
+    assert "Answer: asked of the provider: CPUExecutionProvider" in process.stdout
+    assert "Nodes: 1 of 1 on the provider" in process.stdout
+    process = _run(tmp_path, "--model", str(_saved(tmp_path, "NoSuchOperator")), "--format", "json")
+    assert process.returncode == 1
+    report = json.loads(process.stdout)
+    assert (report["whole"], report["opens"], len(report["reasons"])) == (False, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("provider", "shape", "refused", "reason"),
+    [("qnn", "2, 6", ["Erf"], ""), ("coreml", "b, 6", [], ""), ("webnn", "b, 6", [], "dynamic axes")],
+)
+def test_a_provider_that_is_not_here_is_looked_up(
+    tmp_path: Path, provider: str, shape: str, refused: list[str], reason: str
+) -> None:
+    """The report says so, with the version of the documentation, and names nodes with their layer."""
+    process = _run(tmp_path, "--model", str(_saved(tmp_path, shape=shape)), "--provider", provider, "--format", "json")
+    report = json.loads(process.stdout)
+    assert (report["asked"], report["opens"]) == (False, None)
+    assert "commit" in report["source"]
+    assert [(node["operator"], node["layer"]) for node in report["refused"]] == [(op, "layer.3") for op in refused]
+    assert [one for one in report["reasons"] if reason in one] == report["reasons"]
+    assert process.returncode == (1 if refused or reason else 0)
+
+
+@pytest.mark.parametrize(("provider", "code"), [("none", 2), ("migraphx", 1)])
+def test_what_nothing_is_known_of_is_an_error(tmp_path: Path, provider: str, code: int) -> None:
+    """An unknown provider is a usage error; one that is neither here nor documented cannot be asked."""
+    process = _run(tmp_path, "--model", str(_saved(tmp_path)), "--provider", provider)
+    assert process.returncode == code
+    assert provider in process.stderr
+
+
+def test_a_provider_needs_a_file(tmp_path: Path) -> None:
+    """Without one, all providers are listed."""
+    assert _run(tmp_path, "--provider", "cpu").returncode == 2
+
+
+def test_a_provider_that_ends_the_process_is_a_reason(tmp_path: Path) -> None:
+    """Another process opens the file: onnxruntime divides these constants while it loads it."""
+    body = "a = Constant<value_int = -9223372036854775808>() b = Constant<value_int = -1>() y = Div(a, b)"
+    path = save_text(tmp_path / "m.onnx", f"g (float[1] x) => (int64 y, float[1] z) {{ {body} z = Neg(x) }}", {}, 18)
+    process = _run(tmp_path, "--model", str(path))
+    assert process.returncode == 1
+    assert "ends the process that tries it" in process.stdout

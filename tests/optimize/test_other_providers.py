@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.agreement import VerifyOptions, verify
@@ -27,6 +29,7 @@ from onnxtool.infer import InferOptions, run_texts
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize.quantization import candidates
 from onnxtool.optimize.quantization.candidates import Judgement
+from onnxtool.optimize.report import OptimizeReport
 from onnxtool.optimize.run import plan_optimization
 from onnxtool.runtime import providers, session
 from onnxtool.runtime.difference import Tolerance
@@ -439,3 +442,49 @@ def test_commands_take_a_provider_and_its_details(tmp_path: Path, trained: Path,
 def test_answers_say_where_they_come_from(tiny: Path, openvino: str) -> None:
     """In the report, for a Makefile's log."""
     assert run_texts(InferOptions(tiny, texts=("a",), provider=openvino)).provider == openvino
+
+
+@pytest.mark.parametrize("kind", ["plain", "fused", "int8", "other operators"])
+def test_the_provider_says_which_nodes_it_takes(
+    kind: str, openvino: str, trained: Path, fused: Path, trained_int8: tuple[Path, OptimizeReport], tmp_path: Path
+) -> None:
+    """As a profile of a run shows them, and a session without the CPU opens only if none is left."""
+    others = {"plain": trained, "fused": fused, "int8": Path(trained_int8[1].output)}
+    path = others.get(kind) or _with_fast_gelu(tmp_path / "gelu.onnx")
+    process = run_onnxtool(tmp_path, "env", "--model", path, "--provider", openvino, "--format", "json")
+    found = json.loads(process.stdout)
+    left = _nodes_on_the_cpu(path, openvino, tmp_path)
+    assert {(node["operator"].rpartition(":")[2], node["name"]) for node in found["refused"]} == left
+    assert (bool(left), process.returncode) == ((True, 1) if kind == "other operators" else (False, 0))
+    assert found["opens"] == _opens_without_the_cpu(path, openvino)
+    assert (found["asked"], found["whole"]) == (True, not left)
+
+
+def _session_options(openvino: str) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    providers.apply_provider(options, ExecutionProvider.parse(openvino), 1)
+    return options
+
+
+def _nodes_on_the_cpu(path: Path, openvino: str, folder: Path) -> set[tuple[str, str]]:
+    """Profile a run; copies between providers are no nodes of the file."""
+    options = _session_options(openvino)
+    options.enable_profiling, options.profile_file_prefix = True, str(folder / "profile")
+    session = ort.InferenceSession(path, options)
+    shapes = {one.name: (2, 6, 64)[: len(one.shape)] for one in session.get_inputs()}
+    session.run(None, {name: np.ones(shape, np.float32 if name == "x" else np.int64) for name, shape in shapes.items()})
+    events = json.loads(Path(session.end_profiling()).read_text())
+    nodes = [event["args"] | {"name": event["name"]} for event in events if event.get("cat") == "Node"]
+    on_cpu = [node for node in nodes if node.get("provider") == "CPUExecutionProvider"]
+    return {(node["op_name"], node["name"].removesuffix("_kernel_time")) for node in on_cpu}
+
+
+def _opens_without_the_cpu(path: Path, openvino: str) -> bool:
+    options = _session_options(openvino)
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    try:
+        ort.InferenceSession(path, options)
+    except Fail:
+        return False
+    return True
