@@ -45,7 +45,8 @@ ENCODERS = {
 
 def export(checkpoint: Path, output: Path) -> Path:
     """Export for sentence-transformers."""
-    onnxtool.export_model(onnxtool.ExportOptions(str(checkpoint), target="sentence-transformers", output=output))
+    settings = {"target": "sentence-transformers", "exporter": "torchscript"}
+    onnxtool.export_model(onnxtool.ExportOptions(str(checkpoint), output=output, **settings))
     return output
 
 

@@ -45,7 +45,8 @@ def checkpoint(name: str, folder: Path) -> Path:
 
 def exported(saved: Path, folder: Path, **options: Any) -> Path:
     """Export a checkpoint for next-plaid and return the folder."""
-    export_variants(ExportOptions(str(saved), target="next-plaid", output=folder / "m", **options))
+    options = {"target": "next-plaid", "exporter": "torchscript", **options}
+    export_variants(ExportOptions(str(saved), output=folder / "m", **options))
     return folder / "m"
 
 

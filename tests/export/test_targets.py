@@ -197,7 +197,7 @@ def test_a_byte_level_tokenizer_is_no_wordpiece(minilm: Path) -> None:
 
 def exported(checkpoint: Path, target: str, folder: Path) -> Path:
     """Export for a target into `folder`/m and return that folder."""
-    export_model(ExportOptions(str(checkpoint), target=target, output=folder / "m"))
+    export_model(ExportOptions(str(checkpoint), exporter="torchscript", target=target, output=folder / "m"))
     return folder / "m"
 
 

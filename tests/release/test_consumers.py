@@ -33,8 +33,8 @@ Fault = Callable[[onnx.ModelProto], None]
 
 def folder_of(workshop: Workshop, checkpoint: str, target: str, precisions: str) -> Path:
     def make(folder: Path) -> None:
-        options = ExportOptions(workshop.checkpoint(checkpoint), target=target, output=folder, precisions=precisions)
-        export_variants(options)
+        settings = {"exporter": "torchscript", "target": target, "precisions": precisions}
+        export_variants(ExportOptions(workshop.checkpoint(checkpoint), output=folder, **settings))
 
     return workshop.made(f"{checkpoint}-for-{target}", make)
 

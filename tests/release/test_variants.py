@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ NAMES = {"model.onnx", *TARGETS["transformers.js"].variant_names}
 TEXTS = ("a cat sits on the mat", "berlin", "the train leaves at noon, if nothing happens", "word " * 100, "x y " * 31)
 # Operators that onnxruntime-web lacks on the CPU in its build for WebGPU, which Transformers.js loads.
 MISSING_IN_BROWSERS = {"GatherBlockQuantized"}
+traced = partial(ExportOptions, exporter="torchscript")  # in a tenth of the time
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def exported(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> tu
     """A folder for Transformers.js in all precisions, and the report."""
     folder = tmp_path_factory.mktemp("browser") / "m"
     checkpoint = workshop.checkpoint("tiny-encoder")
-    options = ExportOptions(checkpoint, target="transformers.js", output=folder, precisions=BROWSER)
+    options = traced(checkpoint, target="transformers.js", output=folder, precisions=BROWSER)
     return folder, export_variants(options)
 
 
@@ -132,11 +134,7 @@ def test_the_card_states_size_and_error_of_each_file(exported: tuple[Path, Varia
 def test_a_card_does_not_call_verified_what_was_not_compared(workshop: Workshop, tmp_path: Path) -> None:
     """Neither the export nor the files beside it."""
     checkpoint, folder = workshop.checkpoint("tiny-encoder"), tmp_path / "m"
-    report = export_variants(
-        ExportOptions(
-            checkpoint, target="vespa", output=folder, precisions="fp16", verify=False, exporter="torchscript"
-        )
-    )
+    report = export_variants(traced(checkpoint, target="vespa", output=folder, precisions="fp16", verify=False))
     assert report.variants[0].verification is None
     card = (folder / "README.md").read_text()
     assert "| the export, not verified |" in card
@@ -158,7 +156,7 @@ def test_browsers_have_the_operators_and_the_precisions_are_what_they_say(
 
 def test_the_default_opens_a_file_that_is_there(workshop: Workshop, tmp_path: Path) -> None:
     """In a browser that would be model_quantized.onnx; a file of an earlier export does not stay beside a new graph."""
-    options = ExportOptions(workshop.checkpoint("tiny-encoder"), target="transformers.js", output=tmp_path / "m")
+    options = traced(workshop.checkpoint("tiny-encoder"), target="transformers.js", output=tmp_path / "m")
     export_variants(ExportOptions(**{**vars(options), "precisions": "int8"}))
     (tmp_path / "m" / "README.md").write_text("# Mine\n" + (tmp_path / "m" / "README.md").read_text() + "The end.\n")
     config = tmp_path / "m" / "config.json"
@@ -198,7 +196,7 @@ def test_weights_in_a_file_of_their_own_have_the_name_that_the_consumer_looks_fo
     folder, onnx_folder = tmp_path / "m", tmp_path / "m" / "onnx"
     onnx_folder.mkdir(parents=True)
     (onnx_folder / "model.onnx_data").write_text("of an earlier export")
-    options = ExportOptions(workshop.checkpoint("tiny-encoder"), target="transformers.js", output=folder, force=True)
+    options = traced(workshop.checkpoint("tiny-encoder"), target="transformers.js", output=folder, force=True)
     monkeypatch.setattr(save_model, "__kwdefaults__", {"max_inline_bytes": 1000})
     export_model(options)
     assert {path.name for path in onnx_folder.iterdir()} == {"model.onnx", "model.onnx_data"}
@@ -227,7 +225,7 @@ def test_a_fault_between_conversion_and_file_leaves_no_folder(
         return path
 
     monkeypatch.setattr("onnxtool.optimize.run.save_model", save)
-    options = ExportOptions(workshop.checkpoint("tiny-encoder"), target="infinity", output=tmp_path / "m")
+    options = traced(workshop.checkpoint("tiny-encoder"), target="infinity", output=tmp_path / "m")
     with pytest.raises(PassError, match="in the file is off by .* from the one that it was made from"):
         export_variants(ExportOptions(**{**vars(options), "precisions": "int8"}))
     assert not (tmp_path / "m").exists()
@@ -244,7 +242,7 @@ def test_nothing_is_left_of_a_folder_whose_second_file_fails(
         raise VerificationError("it differs", "", None)  # type: ignore[arg-type]
 
     monkeypatch.setattr("onnxtool.release.variants.optimize_model", fail)
-    options = ExportOptions(
+    options = traced(
         workshop.checkpoint("tiny-encoder"), target="transformers.js", output=tmp_path / "m", precisions="fp16"
     )
     with pytest.raises(VerificationError, match="it differs"):
@@ -261,7 +259,7 @@ def test_sentence_transformers_opens_the_names_that_its_own_functions_give(works
 
     folder = tmp_path / "m"
     checkpoint = workshop.checkpoint("tiny-encoder")
-    export_variants(ExportOptions(checkpoint, target="sentence-transformers", output=folder, precisions="fp32,int8"))
+    export_variants(traced(checkpoint, target="sentence-transformers", output=folder, precisions="fp32,int8"))
     wanted = SentenceTransformer(str(folder)).encode(list(TEXTS))
     for name, error in (("model_O2.onnx", 1e-6), ("model_qint8_avx512_vnni.onnx", 0.02)):
         model = SentenceTransformer(str(folder), model_kwargs={"file_name": name})
@@ -284,7 +282,7 @@ def test_what_a_consumer_would_not_open_is_refused(
 ) -> None:
     """With nothing written."""
     output = tmp_path / ("m.onnx" if target == "plain" else "m")
-    options = ExportOptions(workshop.checkpoint(name), target=target, output=output, precisions=precisions)
+    options = traced(workshop.checkpoint(name), target=target, output=output, precisions=precisions)
     with pytest.raises(TargetError, match=message):
         export_variants(options)
     assert list(tmp_path.iterdir()) == []
@@ -292,7 +290,7 @@ def test_what_a_consumer_would_not_open_is_refused(
 
 def test_a_bound_that_no_int8_keeps_leaves_no_folder(workshop: Workshop, tmp_path: Path) -> None:
     """The option of the command that the hint names is there."""
-    options = ExportOptions(
+    options = traced(
         workshop.checkpoint("tiny-encoder"), target="infinity", output=tmp_path / "m", precisions="int8", max_error=1e-9
     )
     with pytest.raises(PassError) as caught:
@@ -308,14 +306,14 @@ def test_a_checkpoint_keeps_its_own_files(workshop: Workshop, tmp_path: Path) ->
     own = shutil.copytree(workshop.checkpoint("tiny-encoder"), tmp_path / "m")
     before = {path: path.read_bytes() for path in own.rglob("*") if path.is_file()}
     with pytest.raises(TargetError, match="for Transformers.js, files of .* itself would change") as caught:
-        export_model(ExportOptions(own, target="transformers.js", output=own, force=True))
+        export_model(traced(own, target="transformers.js", output=own, force=True))
     assert "not the checkpoint's own folder" in str(caught.value.hint)
     assert {path: path.read_bytes() for path in own.rglob("*") if path.is_file()} == before
 
 
 def test_an_export_alone_writes_no_further_precisions(workshop: Workshop, tmp_path: Path) -> None:
     """It would need the optimizer; the error names the function that does."""
-    options = ExportOptions(
+    options = traced(
         workshop.checkpoint("tiny-encoder"), target="transformers.js", output=tmp_path / "m", precisions="fp16"
     )
     with pytest.raises(ExportError) as caught:
