@@ -101,6 +101,9 @@ def two_processes(steps: int) -> float:
 
 def be_two(steps: int, folder: Path) -> int:
     """Train in two processes, which share what this one imported; return how many of them failed."""
+    from onnxtool.torch_backend.lower.torch_onnx import translations
+
+    translations()
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=be_one_of_two, args=(steps, folder, rank)) for rank in "01"]
     for process in processes:
