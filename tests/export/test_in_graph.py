@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -21,9 +23,10 @@ from transformers import BertForSequenceClassification
 import onnxtool
 from onnxtool import ExportOptions, OptimizeOptions, agreement, export_model, optimize_model
 from onnxtool.errors import CheckpointError, InputError, ModelFileError, OnnxtoolError, OptionError, ProviderError
-from onnxtool.export import in_graph
+from onnxtool.export import in_graph, tokenizer_rules
 from onnxtool.export.report import ExportReport
 from onnxtool.graph.text_input import NAMES, build_front
+from onnxtool.graph.tokenizers import GraphTokenizer
 from onnxtool.guarded import GuardedChild
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime import probation
@@ -33,6 +36,21 @@ from tests.workshop import Workshop, make_shallow
 
 TEXTS = ["", "a", "Zürich déjà-vu 北京 \u200b x", "[SEP] typed [MASK]", "word " * 400, "🦜 \t\x01 e\u0301"]
 PROMPTS = {"prompts": {"query": "search: ", "none": ""}, "default_prompt_name": "query"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def rules_read_once() -> Iterator[None]:
+    """Read the rules of a tokenizer once: the library is asked for each character that there is, in two seconds."""
+    read, known = tokenizer_rules._rules, dict[str, GraphTokenizer]()
+
+    def read_once(tokenizer: Any, content: dict[str, Any]) -> GraphTokenizer:
+        key = json.dumps({**content, "truncation": None, "padding": None})
+        if key not in known:
+            known[key] = read(tokenizer, content)
+        return known[key]
+
+    with mock.patch.object(tokenizer_rules, "_rules", read_once):
+        yield
 
 
 @pytest.fixture(scope="module")
