@@ -45,7 +45,7 @@ ENCODERS = {
 
 def export(checkpoint: Path, output: Path) -> Path:
     """Export for sentence-transformers."""
-    settings = {"target": "sentence-transformers", "exporter": "torchscript"}
+    settings: dict[str, Any] = {"target": "sentence-transformers", "exporter": "torchscript"}
     onnxtool.export_model(onnxtool.ExportOptions(str(checkpoint), output=output, **settings))
     return output
 

@@ -33,7 +33,7 @@ Fault = Callable[[onnx.ModelProto], None]
 
 def folder_of(workshop: Workshop, checkpoint: str, target: str, precisions: str) -> Path:
     def make(folder: Path) -> None:
-        settings = {"exporter": "torchscript", "target": target, "precisions": precisions}
+        settings: dict[str, Any] = {"exporter": "torchscript", "target": target, "precisions": precisions}
         export_variants(ExportOptions(workshop.checkpoint(checkpoint), output=folder, **settings))
 
     return workshop.made(f"{checkpoint}-for-{target}", make)
