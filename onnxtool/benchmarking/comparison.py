@@ -29,7 +29,8 @@ from onnxtool.runtime.computed_modules import compute
 from onnxtool.runtime.difference import measure, spreads_of
 from onnxtool.runtime.providers import PROVIDERS, is_on_cuda
 from onnxtool.runtime.quiet import quiet
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.running import Session
+from onnxtool.runtime.session import open_session
 from onnxtool.runtime.timing import interval_of_median, summarize_latencies
 
 Feeds = Mapping[str, NDArray[Any]]

@@ -54,7 +54,8 @@ from onnxtool.model_file import ModelFile
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import Stage, tell
 from onnxtool.runtime.machine import DeviceMemory, available_cores, device_memory, installed_versions, processor_name
-from onnxtool.runtime.session import Session, disabled_optimizers, open_session
+from onnxtool.runtime.running import Session
+from onnxtool.runtime.session import disabled_optimizers, open_session
 from onnxtool.runtime.timing import peak_rss_bytes, reset_peak_rss, summarize_latencies
 
 

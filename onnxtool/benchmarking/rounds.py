@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.runtime.nesting import is_nested, is_part
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 from onnxtool.runtime.timing import interval_of_median
 
 Floats = NDArray[np.float64]

@@ -45,7 +45,8 @@ from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import ModelFile, ModelPath
 from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import Json, TensorInfo
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.running import Session
+from onnxtool.runtime.session import open_session
 from onnxtool.runtime.tokens import OwnTokenizer, ReadTokens, read_by_transformers
 
 Arrays = dict[str, NDArray[Any]]

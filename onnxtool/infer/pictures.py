@@ -38,7 +38,8 @@ from onnxtool.progress import tell
 from onnxtool.reports import TensorInfo, short_repr
 from onnxtool.runtime.pictures import PAGE_INPUTS, Feeds, PageProcessor, PictureProcessor
 from onnxtool.runtime.providers import Provider, Threads
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.running import Session
+from onnxtool.runtime.session import open_session
 from onnxtool.runtime.signature import index_bounds
 from onnxtool.runtime.text_feeds import text_feeds
 

@@ -13,7 +13,8 @@ from onnxtool.optimize.report import Speed
 from onnxtool.optimize.verification import verification_feeds
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.providers import CPU, ExecutionProvider
-from onnxtool.runtime.session import Session, open_plain
+from onnxtool.runtime.running import Session
+from onnxtool.runtime.session import open_plain
 from onnxtool.runtime.timing import interval_of_median
 
 _FEWEST_TURNS, _MOST_TURNS = 6, 15  # fewer have no interval of 95 %

@@ -23,7 +23,8 @@ from onnxtool.reports import short_repr
 from onnxtool.runtime.comparison import ReferenceOutputs, run_reference, verify
 from onnxtool.runtime.difference import Tolerance
 from onnxtool.runtime.input_cases import input_cases
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.running import Session
+from onnxtool.runtime.session import open_session
 
 _NONE, _NOT_VERIFIED, _REFUSED, _VERIFIED = "none", "not verified", "refused", "verified"
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from onnxtool.errors import InputError, ModelFileError, ProviderError, SessionError, first_line, shorten, some
+from onnxtool.errors import ModelFileError, ProviderError, SessionError, first_line, shorten, some
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
 from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile, ModelPath
@@ -22,12 +20,10 @@ from onnxtool.model_file.weights import externalized
 from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_json
-from onnxtool.reports import short_repr
 from onnxtool.runtime.comparison import failure, run_reference, verify
 from onnxtool.runtime.difference import TOLERANCES, Tolerance
 from onnxtool.runtime.input_cases import LONGEST_CASE, input_cases
 from onnxtool.runtime.machine import available_cores
-from onnxtool.runtime.nesting import NESTED, flattened, is_part, nested
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.providers import (
     AUTO,
@@ -50,6 +46,7 @@ from onnxtool.runtime.providers import (
     register_operators,
     resolve_provider,
 )
+from onnxtool.runtime.running import Session
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,126 +66,6 @@ _PROOF_SECONDS = 1800  # of processor time
 _PROOF_BYTES, _PROOF_COPIES = 4 << 30, 6  # of memory, and of the model's weights in it
 _DIGITS = 15  # of a number of bytes
 _PROFILED_RUNS = 5
-
-
-@short_repr
-@dataclass(frozen=True)
-class Session:
-    """A loaded model.
-
-    Attributes:
-        provider: the text of the provider that runs it, as of `ExecutionProvider`.
-        threads: intra-op threads; by default, the number of cores that this process may use.
-        load_ms: time from the file to this session.
-        intra_threads: intra-op threads requested from onnxruntime, 0 for its own choice.
-        inter_threads: inter-op threads, likewise.
-        memory: the memory that inputs and outputs are bound to, `cpu` or `cuda`, and the number of the device.
-        elsewhere: the nodes that the provider leaves to the CPU, as `operator name`.
-        notes: notes for the user on where and how the model runs.
-    """
-
-    model: ModelFile
-    provider: str
-    threads: int
-    load_ms: float
-    _inference: Any
-    intra_threads: int = 0
-    inter_threads: int = 0
-    memory: tuple[str, int] = ("cpu", 0)
-    elsewhere: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def on_device(self) -> bool:
-        """Whether inputs and outputs are copied to the memory of a device."""
-        return self.memory[0] != CPU
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """The inputs in graph order."""
-        return tuple(value.name for value in self.model.structure.inputs)
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """The outputs in graph order."""
-        return tuple(value.name for value in self.model.structure.outputs)
-
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Run the model on `feeds` (arrays by input name) and return arrays by output name.
-
-        Sequences, maps and optionals have the arrays that `runtime.nesting` describes.
-
-        Raises:
-            InputError: an input is missing or unknown.
-            SessionError: onnxruntime fails on these inputs.
-        """
-        given = self.nested(feeds)
-        missing = sorted(set(self.input_names) - set(given))
-        unknown = sorted(set(given) - set(self.input_names))
-        if missing or unknown:
-            raise InputError(
-                f"{self.model.path} takes {', '.join(self.input_names)}; missing: {', '.join(missing) or 'none'}, "
-                f"unknown: {', '.join(unknown) or 'none'}",
-                "run it on the inputs that it takes; the tokenizer or checkpoint of another model gives others",
-            )
-        outputs = zip(self.output_names, self.run_unchecked(given), strict=True)
-        found: Arrays = {}
-        for output, value in outputs:
-            found.update({output: value} if isinstance(value, np.ndarray) else flattened(output, value))
-        return found
-
-    def nested(self, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
-        """Return inputs for onnxruntime, with sequences, maps and optionals assembled from arrays."""
-        holders = [info for info in self.model.structure.inputs if info.dtype.startswith(NESTED)]
-        if not holders:
-            return feeds
-        plain = {name: array for name, array in feeds.items() if not any(is_part(name, info) for info in holders)}
-        return plain | {info.name: nested(info, feeds) for info in holders}
-
-    def run_unchecked(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Run the model on `feeds` with only onnxruntime's own call, for timing.
-
-        Raises:
-            SessionError: onnxruntime fails on these inputs.
-        """
-        try:
-            outputs: list[NDArray[Any]] = self._inference.run(None, feeds)
-        except Exception as error:  # onnxruntime has no error class of its own
-            raise self._failed(feeds, error) from error
-        return outputs
-
-    def bind(self, feeds: Mapping[str, NDArray[Any]]) -> BoundRun:
-        """Place `feeds` and output buffers on the provider's device, and run once.
-
-        Raises:
-            SessionError: onnxruntime fails on these inputs.
-        """
-        try:
-            return BoundRun(self._inference, feeds, self.output_names, self.memory)
-        except Exception as error:  # onnxruntime has no error class of its own
-            raise self._failed(feeds, error) from error
-
-    def cached(self, carried: Mapping[str, str]) -> CachedRun:
-        """Prepare runs whose outputs become the next run's inputs without a copy; `carried` maps inputs to outputs."""
-        return CachedRun(self._inference, self.output_names, carried, self.memory)
-
-    def step(self, run: CachedRun, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """Run `run`, which belongs to this session, on `feeds`; return onnxruntime values by output name.
-
-        Raises:
-            SessionError: onnxruntime fails on these inputs.
-        """
-        try:
-            return run.run(feeds)
-        except Exception as error:  # onnxruntime has no error class of its own
-            raise self._failed(feeds, error) from error
-
-    def _failed(self, feeds: Mapping[str, NDArray[Any]], error: Exception) -> SessionError:
-        shapes = ", ".join(f"{name} {list(getattr(array, 'shape', ''))}" for name, array in feeds.items())
-        return SessionError(
-            f"onnxruntime cannot run {self.model.path} on {shapes}: {first_line(error)}",
-            "the model may be fixed to other shapes; see its inputs with onnxtool stats",
-        )
 
 
 @checked
@@ -218,7 +95,8 @@ def open_session(
             CPU; there is no silent fallback.
         SessionError: onnxruntime cannot load the model.
     """
-    return _open(path, provider, _Settings(threads, inter_threads, frugal, prove=True))
+    model, settings = ModelFile.open(path), _Settings(threads, inter_threads, frugal, prove=True)
+    return _open(model, provider, settings)
 
 
 def open_alike(
@@ -596,82 +474,3 @@ def _threads_to_ask_for() -> int:
 def tensor_type(dtype: str) -> str:
     """Return onnxruntime's name for a tensor of a dtype such as `float32`."""
     return f"tensor({ {'float32': 'float', 'float64': 'double'}.get(dtype, dtype) })"
-
-
-class CachedRun:
-    """Session runs whose outputs are inputs of the next run, and stay on the provider's device.
-
-    Attributes:
-        carried: the output that feeds each carried input.
-    """
-
-    def __init__(
-        self, inference: Any, outputs: Sequence[str], carried: Mapping[str, str], memory: tuple[str, int]
-    ) -> None:
-        self.carried = dict(carried)
-        self._inference, self._outputs, self._memory = inference, tuple(outputs), memory
-        self._kept: dict[str, Any] = {}
-        self._binding = inference.io_binding()
-
-    def keep(self, values: Mapping[str, Any]) -> None:
-        """Set inputs of all later runs: arrays, which are copied to the device, or values of another run."""
-        import onnxruntime as ort
-
-        for name, value in values.items():
-            is_value = isinstance(value, ort.OrtValue)
-            self._kept[name] = value if is_value else ort.OrtValue.ortvalue_from_numpy(value, *self._memory)
-
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """Run on `feeds` and kept inputs, and keep the carried outputs; return the outputs as onnxruntime values."""
-        binding = self._binding
-        for name, array in feeds.items():
-            binding.bind_cpu_input(name, array)
-        for name, value in self._kept.items():
-            binding.bind_ortvalue_input(name, value)
-        binding.clear_binding_outputs()
-        for name in self._outputs:
-            binding.bind_output(name, *self._memory)
-        self._inference.run_with_iobinding(binding)
-        if self._memory[0] != CPU:
-            binding.synchronize_outputs()
-        outputs = dict(zip(self._outputs, binding.get_outputs(), strict=True))
-        self._kept.update({name: outputs[output] for name, output in self.carried.items()})
-        return outputs
-
-    def reorder(self, places: NDArray[np.int64]) -> None:
-        """Reorder the rows, on the first axis, of carried values by `places`, which may repeat a row."""
-        self.keep({name: self._kept[name].numpy()[places] for name in self.carried})
-
-
-class BoundRun:
-    """A run of an onnxruntime session on `feeds`, which are copied to the device only here.
-
-    Outputs get their buffers in a first run, made here, so their shapes may depend on the values of the inputs.
-    """
-
-    def __init__(
-        self, inference: Any, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str], memory: tuple[str, int]
-    ) -> None:
-        import onnxruntime as ort
-
-        self._inference, self._memory = inference, memory
-        # On the CPU, a value refers to the memory of its array, which it keeps alive.
-        self._values = {name: ort.OrtValue.ortvalue_from_numpy(array, *memory) for name, array in feeds.items()}
-        self._binding = inference.io_binding()
-        for name, value in self._values.items():
-            self._binding.bind_ortvalue_input(name, value)
-        for name in outputs:
-            self._binding.bind_output(name, *memory)
-        self()
-        for name, value in zip(outputs, self._binding.get_outputs(), strict=True):
-            self._binding.bind_ortvalue_output(name, value)
-
-    def __call__(self) -> None:
-        """Run, and wait until the device is done."""
-        self._inference.run_with_iobinding(self._binding)
-        if self._memory[0] != CPU:
-            self._binding.synchronize_outputs()
-
-    def outputs(self) -> list[NDArray[Any]]:
-        """Copy the outputs of the last run to the host."""
-        return [value.numpy() for value in self._binding.get_outputs()]

@@ -16,7 +16,7 @@ from onnxtool.errors import InputError, OptionError, ProviderError
 from onnxtool.progress import listening
 from onnxtool.runtime.machine import available_cores
 from onnxtool.runtime.providers import cuda_problem
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 from tests.infer.tiny_models import TinyModel, table, write_checkpoint
 
 SMALL = BenchmarkOptions(batch_sizes=(2,), sequence_lengths=(5,), runs=3, warmup=0, provider="cpu")

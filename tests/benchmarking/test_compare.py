@@ -20,7 +20,7 @@ from onnxtool import BenchmarkOptions, benchmark
 from onnxtool.benchmarking.rounds import InterleavedRuns, RoundLimits
 from onnxtool.errors import CheckpointError, GateError, InputError, OnnxtoolError, ProviderError
 from onnxtool.runtime.providers import cuda_problem
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 from tests.infer.tiny_models import TinyModel, table
 
 SMALL = BenchmarkOptions((2,), (5,), runs=30, warmup=1, provider="cpu")

@@ -14,7 +14,7 @@ from onnxtool import BenchmarkOptions, benchmark
 from onnxtool.benchmarking.report import StageTimes
 from onnxtool.errors import InputError
 from onnxtool.infer import TextInput
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 from tests.infer.tiny_models import VOCABULARY, TinyModel, ids_of, model_for, table, write_model
 
 V = len(VOCABULARY)

@@ -17,7 +17,7 @@ from onnxtool.errors import InputError, ModelFileError
 from onnxtool.infer import TextInput, answering
 from onnxtool.infer.heads import head as heads
 from onnxtool.progress import listening
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 from tests.infer.tiny_models import (
     POOLED,
     TEXTS,

@@ -22,7 +22,7 @@ from onnxtool.export.source import Source
 from onnxtool.infer import InferOptions, SparseVectors, encode, load, run_texts
 from onnxtool.infer.static_queries import load_queries
 from onnxtool.model_file import ModelFile
-from onnxtool.runtime import session
+from onnxtool.runtime import running
 from tests.infer.tiny_models import CLS, VOCABULARY, model_for, table, write_model
 
 V = len(VOCABULARY)
@@ -168,7 +168,7 @@ def test_documents_are_encoded_by_the_model(tmp_path: Path) -> None:
 def test_no_session_is_opened_for_queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the library's call, and by what the command calls."""
     path = inference_free(tmp_path)
-    monkeypatch.setattr(session.Session, "__init__", lambda *_arguments, **_options: pytest.fail("opened a session"))
+    monkeypatch.setattr(running.Session, "__init__", lambda *_arguments, **_options: pytest.fail("opened a session"))
     vectors = encode(path, ["red cat"], task="query")
     assert isinstance(vectors, SparseVectors)
     report = run_texts(InferOptions(path, texts=("red cat",), prompt="query"))

@@ -18,7 +18,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.optimize import speed
 from onnxtool.runtime import session
 from onnxtool.runtime.providers import ExecutionProvider
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 from tests.cli.entry_point import run_onnxtool
 from tests.workshop import Workshop
 

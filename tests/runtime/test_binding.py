@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 import onnxtool.runtime.session as session_module
 from onnxtool.errors import SessionError
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.running import Session
+from onnxtool.runtime.session import open_session
 from tests.infer.tiny_models import TinyModel, table
 
 

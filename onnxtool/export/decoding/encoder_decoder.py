@@ -48,7 +48,8 @@ from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.recipes import IDS as KIND_OF_IDS
 from onnxtool.runtime.recipes import MASK as KIND_OF_MASK
 from onnxtool.runtime.recipes import Recipe
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.running import Session
+from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
 
 ENCODER_MASK = "encoder_attention_mask"

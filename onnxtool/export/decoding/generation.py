@@ -38,7 +38,8 @@ from onnxtool.model_file import ModelPath
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, require_passed, run_reference, verify
 from onnxtool.runtime.difference import Tolerance, informative
 from onnxtool.runtime.quiet import quiet
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.running import Session
+from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
 
 # One from the prompt, eight from the cache.

@@ -21,7 +21,7 @@ from onnxtool.errors import TargetError
 from onnxtool.export.sidecar_files import is_wordpiece
 from onnxtool.export.target_specification import Arrays, TargetSpecification
 from onnxtool.graph.builder import Builder
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 from onnxtool.runtime.tokens import OwnTokenizer, ReadTokens, named_tokens
 
 _TEXTS = "output_text"

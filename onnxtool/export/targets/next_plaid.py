@@ -26,7 +26,7 @@ from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.sidecar_files import read_object, write_changed, write_json
 from onnxtool.export.target_specification import Arrays, TargetSpecification
 from onnxtool.graph.writer import Writer
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 from onnxtool.runtime.tokens import OwnTokenizer
 
 _CONFIG, _ROLES, _IDS, _MASK = "onnx_config.json", ("query", "document"), "input_ids", "attention_mask"

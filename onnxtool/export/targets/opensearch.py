@@ -28,7 +28,7 @@ from onnxtool.export.targets import DENSE, INFERENCE_FREE, SCORES, SPARSE
 from onnxtool.graph.builder import Builder
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 
 _VECTOR = "sentence_embedding"
 _FUNCTIONS = {

@@ -17,7 +17,7 @@ from onnxtool.export.target_specification import Arrays, TargetSpecification
 from onnxtool.graph.text_input import NAMES
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 
 
 class OracleSpecification(TargetSpecification):

@@ -40,7 +40,7 @@ from onnxtool.infer.generation.graphs import (
     empty_cache,
     past_name,
 )
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from onnxtool.optimize.quantization.arithmetic import Floats
 from onnxtool.optimize.quantization.error import padding_mask
 from onnxtool.optimize.quantization.linear_layers import find_linear_layers, unfuse_linear_layers
 from onnxtool.progress import counted
-from onnxtool.runtime.session import Arrays, Session, open_session
+from onnxtool.runtime.running import Arrays, Session
+from onnxtool.runtime.session import open_session
 
 Feeds = Mapping[str, "NDArray[Any]"]
 

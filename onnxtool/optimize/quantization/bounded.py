@@ -30,7 +30,7 @@ from onnxtool.optimize.quantization.written import nothing_to_quantize
 from onnxtool.optimize.report import FallbackLayer, Quantization
 from onnxtool.progress import counted, tell
 from onnxtool.runtime.difference import Spread, spreads_of
-from onnxtool.runtime.session import Arrays, Session
+from onnxtool.runtime.running import Arrays, Session
 
 _SWITCHES = "onnxtool.switches"
 

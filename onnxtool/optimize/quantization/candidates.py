@@ -28,7 +28,8 @@ from onnxtool.progress import tell
 from onnxtool.reports import short_repr
 from onnxtool.runtime.input_cases import FeedShape, sized_feeds
 from onnxtool.runtime.providers import BF16, FP32, ExecutionProvider, has_bf16, resolve_provider
-from onnxtool.runtime.session import Session, open_alike, open_session, prove_elsewhere
+from onnxtool.runtime.running import Session
+from onnxtool.runtime.session import open_alike, open_session, prove_elsewhere
 from onnxtool.runtime.timing import summarize_latencies
 
 CANDIDATES: dict[str, tuple[tuple[str, str], ...]] = {

@@ -17,7 +17,7 @@ from onnxtool.runtime.difference import (
     selected,
     spreads_of,
 )
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 
 _SMALLEST_NORM = 1e-30
 _LARGEST = 2.0  # of NaN or infinity in only one of the two
