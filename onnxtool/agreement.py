@@ -123,7 +123,8 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
 
     Two files run on the given inputs, or on generated ones: many lengths, batch sizes and paddings, as recorded by the
     reference's export or suggested by its graph, including the sizes at which the graph takes a different path. A
-    checkpoint runs in PyTorch on the cases of `onnxtool export`, or on given samples.
+    checkpoint runs in PyTorch on the cases of `onnxtool export`, or on given samples. The files of fixed sizes that
+    belong to the file are compared with it.
 
     Args:
         model: the ONNX file to verify.
@@ -146,11 +147,17 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
         file = _reading_ids(ModelFile.open(model), folder / "model")
         # A missing file is a mistake, not a hub id.
         if not Path(reference).is_file() and Path(reference).suffix != ".onnx":
-            return _compare_with_checkpoint(file, os.fspath(reference), options)
-        for name in _OF_CHECKPOINTS:
-            if getattr(options, name) != getattr(_DEFAULTS, name):
-                raise OptionError(f"--{name} is for a checkpoint, and {reference} is an ONNX file", "leave it out")
-        return _compare(file, _reading_ids(ModelFile.open(reference), folder / "reference"), options, folder)
+            found = _compare_with_checkpoint(file.with_sizes([]) if file.sizes else file, os.fspath(reference), options)
+        else:
+            for name in _OF_CHECKPOINTS:
+                if getattr(options, name) != getattr(_DEFAULTS, name):
+                    raise OptionError(f"--{name} is for a checkpoint, and {reference} is an ONNX file", "leave it out")
+            found = _compare(file, _reading_ids(ModelFile.open(reference), folder / "reference"), options, folder)
+        if not file.sizes:
+            return found
+        from onnxtool.runtime.made_files import with_sizes
+
+        return with_sizes(found, file)
 
 
 def _reading_ids(file: ModelFile, folder: Path) -> ModelFile:

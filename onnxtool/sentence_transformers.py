@@ -31,7 +31,8 @@ from onnxtool.model_file import disk_failures, staged
 from onnxtool.model_file.wire import read_structure
 from onnxtool.reading import read_json
 from onnxtool.runtime.providers import MAX_THREADS, PROVIDERS, parse_provider
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.running import Session
+from onnxtool.runtime.session import open_session
 from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
 
 CLASS = f"{__name__}.Transformer"  # as modules.json names it
@@ -157,7 +158,8 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
                     "save to another folder",
                 )
             self.config.save_pretrained(folder)
-            copies = {name: self.path.parent / name for name in self._session.model.external_locations}
+            others = self._session.model.files[1:]
+            copies = {path.relative_to(self.path.parent).as_posix(): path for path in others}
             copies[_FILE] = self.path  # last, because it refers to the others
             for name, source in copies.items():
                 copy = target / name

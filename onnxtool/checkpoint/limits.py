@@ -144,10 +144,21 @@ def _deduced_limits(model: ModelFile, folder: CheckpointFolder) -> Iterator[Limi
     yield from _graph_limits(model, reserved_positions(folder))
 
 
+def batch_shapes(model: ModelFile) -> tuple[tuple[int, int], ...]:
+    """Return the texts and the tokens of each file of fixed sizes that belongs to a model; empty without any."""
+    axes = next((info.shape for info in model.structure.inputs if info.name == "input_ids"), ())
+    if not model.sizes or len(axes) != 2:
+        return ()
+    texts, tokens = (str(axis) if axis else f"input_ids[{place}]" for place, axis in enumerate(axes))
+    return tuple((one.sizes.get(texts, 1), one.sizes.get(tokens, 1)) for one in model.sizes)
+
+
 def _shape_limit(model: ModelFile) -> Iterator[Limit]:
     sequence_length = fixed_shape(model)[1]
     if sequence_length is not None:
         yield Limit(sequence_length, "the shape of the input input_ids")
+    elif shapes := batch_shapes(model):
+        yield Limit(max(tokens for _, tokens in shapes), "the largest of its --sizes")
 
 
 def _graph_limits(model: ModelFile, reserved: int) -> Iterator[Limit]:

@@ -26,7 +26,7 @@ from onnxtool.cli.render import (
     format_duration,
     format_tensor,
 )
-from onnxtool.cli.verify import verdict, verification_blocks
+from onnxtool.cli.verify import size_blocks, verdict, verification_blocks
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.report import ExportReport
 from onnxtool.model_file import check_writable
@@ -75,7 +75,8 @@ def command(
     atexit.register(gc.freeze)
     optimized = second = None
     with progress(quiet=quiet):
-        report, variants = _export_all(options) if options.precisions else (export_model(options), ())
+        exported = replace(options, sizes=()) if optimize else options
+        report, variants = _export_all(options) if options.precisions else (export_model(exported), ())
         if optimize:
             optimized, second = _optimize(report, options)
     blocks = export_blocks(report)
@@ -115,7 +116,7 @@ def _optimize(report: ExportReport, options: ExportOptions) -> tuple[OptimizeRep
     from onnxtool.optimize.options import OptimizeOptions
     from onnxtool.optimize.run import optimize_model
 
-    settings = OptimizeOptions(Path(report.output), force=options.force, verify=options.verify)
+    settings = OptimizeOptions(Path(report.output), force=options.force, verify=options.verify, sizes=options.sizes)
     optimized = optimize_model(settings)
     if report.partner is None:
         return optimized, None
@@ -155,6 +156,7 @@ def export_blocks(report: ExportReport) -> list[Block]:
         Table(("", "name", "type"), [*_rows("input", report.inputs), *_rows("output", report.outputs)]),
         *(Note(note) for note in report.notes),
         *verification_blocks(report.verification),
+        *size_blocks(report.sizes),
     ]
 
 

@@ -13,7 +13,7 @@ from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, emit_plan, format_bytes, format_duration
 from onnxtool.cli.stats import summary_blocks
 from onnxtool.cli.streams import say
-from onnxtool.cli.verify import verdict, verification_blocks
+from onnxtool.cli.verify import size_blocks, verdict, verification_blocks
 from onnxtool.optimize.options import OptimizeOptions
 from onnxtool.optimize.report import Candidate, FusionCount, KeptNode, OptimizeReport, Quantization, Ranking, Speed
 
@@ -121,6 +121,7 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
         *_quantized(report.quantization, report.ranking),
         *_kept(report.kept_float32),
         *verification_blocks(report.verification),
+        *size_blocks(report.sizes),
         *([Note(f"not timed: {report.not_timed}")] if report.not_timed else []),
         *([Note(report.warning)] if report.warning else []),
     ]

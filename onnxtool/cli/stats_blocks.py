@@ -7,7 +7,16 @@ from typing import NamedTuple
 
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_shape, format_tensor
 from onnxtool.errors import shorten
-from onnxtool.model_file.metadata import STEPS_KEY, TEXT_KEY, License, parse_text_input
+from onnxtool.model_file.metadata import (
+    COMPILED_KEY,
+    SIZES_KEY,
+    STEPS_KEY,
+    TEXT_KEY,
+    License,
+    parse_compiled,
+    parse_sizes,
+    parse_text_input,
+)
 from onnxtool.reports import Json, TensorInfo
 from onnxtool.summary.figures import Difference, MappingDelta, Stats, StatsDelta
 
@@ -478,6 +487,11 @@ def _summary_facts(stats: Stats) -> list[tuple[str, str]]:
         facts.append(("Nodes by domain", join(stats.domains)))
     if (stated := parse_text_input(stats.metadata.get(TEXT_KEY, ""))) is not None:
         facts += [("Tokenizer", note) for note in stated.notes]
+    for one in parse_sizes(stats.metadata.get(SIZES_KEY, "")) or ():
+        facts.append(("Fixed sizes", f"{join(one.sizes)} in {one.file}"))
+    if (compiled := parse_compiled(stats.metadata.get(COMPILED_KEY, ""))) is not None:
+        on = f"{compiled.provider} {compiled.version}, onnxruntime {compiled.runtime}, {compiled.hardware}"
+        facts += [("Compiled for", on), ("Compiled part", compiled.context)]
     if stats.attribute_bytes:
         facts.append(("Tensors in attributes", format_bytes(stats.attribute_bytes)))
     return facts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -15,6 +15,7 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
 from onnxtool.cli.stats_blocks import verification_figures
 from onnxtool.cli.streams import say
 from onnxtool.model_file.metadata import FIGURES
+from onnxtool.runtime.sizes import SizeResult
 from onnxtool.verification import Verification
 
 
@@ -164,3 +165,29 @@ def _left_out(verification: Verification) -> Iterator[str]:
             f"as in {verification.reference}; they count as equal, and the others are measured without them"
             + (f"; in {nothing} of these cases there are no others" if nothing else "")
         )
+
+
+def size_blocks(sizes: Sequence[SizeResult]) -> list[Block]:
+    """Describe files of fixed sizes."""
+    if not sizes:
+        return []
+    rows = [
+        (
+            one.file,
+            ", ".join(f"{axis} {size}" for axis, size in one.sizes.items()),
+            str(one.num_nodes),
+            str(one.num_computing),
+            *(
+                ("not compared", "")
+                if one.verification is None
+                else (f"{one.verification.max_abs_error:.2e}", str(len(one.verification.cases)))
+            ),
+        )
+        for one in sizes
+    ]
+    figures = ("nodes", "for sizes", "max_abs_error", "cases")
+    return [
+        Heading("Fixed sizes, compared with the file of any size"),
+        Table(("file", "axes", *figures), rows, frozenset(figures)),
+        *(Note(one.note) for one in sizes if one.note),
+    ]

@@ -145,7 +145,7 @@ def make_identity(
     for name in _VERSIONED[1:]:
         if version := installed(f"{name}-gpu") or installed(name):
             versions[name] = version
-    model_files = (model.path, *(model.path.parent / location for location in model.external_locations))
+    model_files = model.files
     places = {folder.path, folder.path / folder.transformer_folder}
     present = sorted({path for place in places for pattern in _CHECKPOINT_FILES for path in place.glob(pattern)})
     return {

@@ -248,7 +248,9 @@ def _finish(running: _Running, plan: Plan, on_event: OnEvent) -> EncodedWindow:
 
 def _padded(batch: Sequence[int], lengths: Sequence[int], rules: BatchRules) -> int:
     """Return the number of tokens in a batch, including padding and filler texts of a fixed batch size."""
-    return (rules.batch_size or len(batch)) * (rules.sequence_length or max(lengths[place] for place in batch))
+    longest = max(lengths[place] for place in batch)
+    texts, tokens = rules.padded(len(batch), longest)
+    return texts * (tokens or longest)
 
 
 def passages(document: Document, windows: Sequence[EncodedText], num_before: int) -> list[Document]:

@@ -388,7 +388,7 @@ class OnnxVectors(VectorSystem):
     def _key(self, collection: Collection, options: CorpusOptions) -> str:
         """Name the folder of vectors after the contents of their inputs."""
         model = ModelFile.open(self._path)
-        files = [self._path, *(self._path.parent / location for location in model.external_locations)]
+        files = model.files
         sources, _ = find_sources(collection.corpus)
         tell("reading the collection")
         stated = {

@@ -9,8 +9,9 @@ from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.checkpoint.vector_types import Calibrated, Dimensions, RangesFile, VectorsAs, check_ranges_options
 from onnxtool.errors import ExportError, OptionError
 from onnxtool.export.targets import TARGET_NAMES, TARGETS
-from onnxtool.options import UNSET, Force, NameField, Option, OptionalPath, Options
+from onnxtool.options import NOTHING, UNSET, Force, NameField, Option, OptionalPath, Options
 from onnxtool.reports import Json
+from onnxtool.runtime.sizes import FixedTo, check_sizes
 
 if TYPE_CHECKING:
     from onnxtool.runtime.difference import Tolerance
@@ -79,6 +80,7 @@ class ExportOptions(Options):
         vectors_as: the storage type of embeddings, one of VECTOR_TYPES; None for as computed.
         ranges: a file with the range of each number, for int8 and uint8.
         calibration: texts to measure these ranges on, instead of that file.
+        sizes: as of `optimize`.
         keep_raw: also keep the output that the head reads.
         text: an additional text to trace text models on.
         require_dynamic: refuse a file that fixes an axis which is dynamic in the model.
@@ -156,6 +158,7 @@ class ExportOptions(Options):
             default="both, if they have separate encoders",
         ),
     ] = None
+    sizes: FixedTo = NOTHING
     keep_raw: Annotated[bool, Option("Also keep the output that the head reads.")] = False
     exporter: Annotated[
         str, Option("How to trace; auto uses the first result that passes verification.", choices=EXPORTER_NAMES)
@@ -212,6 +215,14 @@ class ExportOptions(Options):
             raise OptionError(
                 f"--prompt {self.prompt!r} is for a tokenizer in the graph",
                 "pass --tokenizer in_graph with it, or pass the prompt to infer and encode",
+            )
+        check_sizes(self.sizes)
+        if self.sizes and (self.reads_texts or self.precisions or not target.takes_any_graph):
+            asked = "--tokenizer in_graph" if self.reads_texts else "--precisions" if self.precisions else ""
+            raise OptionError(
+                f"--sizes is for a graph that reads ids, in files of any name, and not for "
+                f"{asked or f'--target {self.target}'}",
+                "leave one of them out, or pass --sizes to onnxtool optimize",
             )
         if self.precisions and self.reads_texts:
             raise OptionError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxtool.reports import TensorInfo, short_repr
+from onnxtool.runtime.sizes import SizeResult
 from onnxtool.verification import Verification
 
 
@@ -23,6 +24,7 @@ class ExportReport:
         metadata: the metadata stamped into the file.
         notes: remarks for the user, such as an exporter that failed before another succeeded.
         duration_ms: wall time by stage.
+        sizes: the files of fixed sizes.
         partner: the other file's export, for a checkpoint with different query and document models.
     """
 
@@ -43,4 +45,5 @@ class ExportReport:
     verification: Verification | None
     notes: tuple[str, ...]
     duration_ms: dict[str, float]
+    sizes: tuple[SizeResult, ...] = ()
     partner: ExportReport | None = None

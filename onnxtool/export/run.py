@@ -43,6 +43,7 @@ from onnxtool.export.weights import FLOAT_CHECKPOINT
 from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import (
     MAX_INLINE_BYTES,
+    NONE_INLINE,
     ModelFile,
     check_model_output,
     check_sidecar_files,
@@ -73,8 +74,9 @@ from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_bytes
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
-from onnxtool.runtime.providers import find_library
+from onnxtool.runtime.providers import CPU, ExecutionProvider, find_library
 from onnxtool.runtime.recipes import InputStamp
+from onnxtool.runtime.sizes import SizeResult, read_sizes, set_files
 from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
 from onnxtool.verification import Verification
 from onnxtool.version import __version__
@@ -217,6 +219,7 @@ def _plan_files(request: Request) -> WritePlan:
         graphs.append(encoder_path(paths.graph))
         check_model_output(graphs[-1], force=options.force)
     precisions = target.precisions(options.precisions)
+    graphs += set_files(paths.graph, options.sizes)
     graphs += [paths.graph.with_name(name) for precision in precisions for name in target.variants[precision]]
     graphs += [paths.files / CARD] if precisions else []
     names = dict.fromkeys((*SIDECAR_FILES, *(all_files() if source.is_local else ()), *module_files(source)))
@@ -271,7 +274,12 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
         staging = output.enter_context(staged(paths.graph, force=options.force, root=paths.root))
         staging.data_suffix = job.request.target.data_suffix
         tell(f"writing {paths.graph}")
-        written = [save_model(graph, staging)]
+        sizes = options.sizes
+        written = [
+            save_model(
+                graph, staging, max_inline_bytes=NONE_INLINE if set_files(paths.graph, sizes) else MAX_INLINE_BYTES
+            )
+        ]
         for name, other in further.items():
             written.append(written[0].with_name(name))
             write_inline(other, written[-1])
@@ -290,6 +298,9 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
             staging.obsolete.extend(without_section(paths.files / CARD, sidecars / CARD))
         stopwatch.lap("write")
         files = list(map(ModelFile.open, written))
+        all_sizes = read_sizes(sizes, files[0])
+        if sizes and len(files) > 1:
+            raise ExportError(f"--sizes is for one graph, and {architecture} becomes {len(files)}", "leave it out")
         verifications: list[Verification | None] = [None]
         if options.verify:
             verifications = [verifier.verify(file, strategy, job.lengths) for file in files[:num_verified]]
@@ -309,14 +320,30 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
             own = sidecars if (sidecars / TOKENIZER_NAME).is_file() else paths.files
             files[0] = put_tokenizer(files[0], staging, own, options)
             stopwatch.lap("tokenizer")
+        found: tuple[SizeResult, ...] = ()
+        if sizes:
+            from onnxtool.runtime.made_files import write_sizes
+
+            def check(file: ModelFile) -> None:
+                longest = min(filter(None, (job.lengths.longest, file.sizes[0].sizes.get(SEQUENCE))), default=None)
+                verifier.verify(file, strategy, replace(job.lengths, longest=longest))
+
+            place = ExecutionProvider.parse(CPU) if options.verify else None
+            files[0], found = write_sizes(files[0], staging, all_sizes, place, check if options.verify else None)
+            stopwatch.lap("sizes")
         if specification is not None:
             specification.pack(sidecars, files[0].path)
         outputs.push(output.pop_all())
-    return _report(job, strategy, files[0], verifications[0], architecture), files[0].path
+    return _report(job, strategy, files[0], verifications[0], architecture, found), files[0].path
 
 
 def _report(
-    job: Job, strategy: ExportStrategy, exported: ModelFile, verification: Verification | None, architecture: str
+    job: Job,
+    strategy: ExportStrategy,
+    exported: ModelFile,
+    verification: Verification | None,
+    architecture: str,
+    sizes: tuple[SizeResult, ...],
 ) -> ExportReport:
     plan, paths, specification = job.plan, job.request.paths, job.plan.specification
     return ExportReport(
@@ -345,6 +372,7 @@ def _report(
             *(() if specification is None else filter(None, (specification.note, specification.left_out))),
         ),
         duration_ms=job.stopwatch.laps_ms,
+        sizes=sizes,
     )
 
 

@@ -34,7 +34,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import READS_KEY, ROUTE_KEY
 from onnxtool.options import CheckpointName, checked
 from onnxtool.reports import short_repr
-from onnxtool.runtime.session import Session
+from onnxtool.runtime.running import Session
 from onnxtool.runtime.text_feeds import text_feeds
 
 # Tasks of texts, as for encode_query and encode_document of sentence-transformers.
@@ -301,8 +301,9 @@ class TextModel:
         return _batch(texts, self._padded(texts), outputs)
 
     def _padded(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[Any]]:
-        filled = [*texts, *[texts[-1]] * ((self.batch_rules.batch_size or 0) - len(texts))]
-        arrays: dict[str, NDArray[Any]] = {**self.tokenizer.pad(filled, self.batch_rules.sequence_length)}
+        rows, length = self.batch_rules.padded(len(texts), max(map(len, texts)))
+        filled = [*texts, *[texts[-1]] * (rows - len(texts))]
+        arrays: dict[str, NDArray[Any]] = {**self.tokenizer.pad(filled, length)}
         if (stated := self.session.model.text_input) is not None:
             from onnxtool.runtime.text_graph import text_arrays
 

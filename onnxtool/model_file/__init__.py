@@ -23,18 +23,27 @@ from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import commit, folder_lock, hidden_folder, remove_stages
 from onnxtool.model_file.domains import ALIAS
 from onnxtool.model_file.metadata import (
+    COMPILED_KEY,
     EMBEDDED_KEY,
     PAIR_KEY,
     PARTNER_KEY,
     PROCESSOR_KEY,
     READS_KEY,
     ROUTE_KEY,
+    SIZES_KEY,
     STEPS_KEY,
     TASK_KEY,
     TEXT_KEY,
+    Compiled,
+    SizedFile,
     TextInput,
+    digest_of_start,
+    is_plain_name,
+    parse_compiled,
+    parse_sizes,
     parse_steps,
     parse_text_input,
+    sizes_entry,
     stamp,
     unpack,
 )
@@ -49,6 +58,7 @@ if TYPE_CHECKING:
 
 # Protobuf cannot hold 2 GiB; above this many bytes, weights go to a separate file.
 MAX_INLINE_BYTES = 1_900_000_000
+NONE_INLINE = -1  # for weights that several graphs read
 PIXELS = "pixel_values"  # the input of image models
 
 
@@ -135,6 +145,72 @@ class ModelFile:
         return found
 
     @cached_property
+    def sizes(self) -> tuple[SizedFile, ...]:
+        """The files beside it that are this model at fixed sizes; empty for a file alone.
+
+        Raises:
+            ModelFileError: the metadata is malformed.
+        """
+        stated = self.metadata.get(SIZES_KEY)
+        found = () if stated is None else parse_sizes(stated)
+        if found is None:
+            raise ModelFileError(
+                f"the metadata {SIZES_KEY} of {self.path} does not name files of fixed sizes",
+                "it was edited by hand; run onnxtool optimize --sizes again",
+            )
+        return found
+
+    @checked
+    def with_sizes(self, stated: Sequence[SizedFile]) -> ModelFile:
+        """Return the model with other files of fixed sizes; with none, it is run by itself."""
+        metadata = {**self.structure.metadata, **sizes_entry(stated)}
+        return type(self)(self.path, self.structure._replace(metadata=metadata))
+
+    @checked
+    def sized(self, stated: SizedFile) -> ModelFile:
+        """Open one of the files of fixed sizes; see `sized_path`."""
+        return type(self).open(self.sized_path(stated))
+
+    @checked
+    def sized_path(self, stated: SizedFile) -> Path:
+        """Return the path of one of the files of fixed sizes.
+
+        Raises:
+            ModelFileError: it is missing, or not the file that was written with this one.
+        """
+        path = self.path.with_name(stated.file)
+        if not path.is_file() or digest_of_start(path, path.stat().st_size) != stated.sha256:
+            raise ModelFileError(
+                f"{path} is {'not the file of its set' if path.is_file() else 'missing'}: {self.path} was written "
+                "with it, and states its digest",
+                "keep the files of a set together, or run onnxtool optimize --sizes again",
+            )
+        return path
+
+    @cached_property
+    def compiled(self) -> Compiled | None:
+        """What a provider has compiled; None for a graph of operators.
+
+        Raises:
+            ModelFileError: the metadata is malformed.
+        """
+        stated = self.metadata.get(COMPILED_KEY)
+        found = None if stated is None else parse_compiled(stated)
+        if stated is not None and found is None:
+            raise ModelFileError(
+                f"the metadata {COMPILED_KEY} of {self.path} does not say what is compiled",
+                "it was edited by hand; run onnxtool optimize --compile again",
+            )
+        return found
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """The graph file and all others that it needs: external data, files of fixed sizes, and what is compiled."""
+        members = [self.path.with_name(stated.file) for stated in self.sizes]
+        contexts = [] if self.compiled is None else [self.path.with_name(self.compiled.context)]
+        return (self.path, *(self.path.parent / location for location in self.external_locations), *members, *contexts)
+
+    @cached_property
     def embedded_tokenizer(self) -> str | None:
         """The tokenizer.json in the metadata; None if there is none.
 
@@ -169,9 +245,8 @@ class ModelFile:
 
     @cached_property
     def size_bytes(self) -> int:
-        """Bytes of the graph file and its external data."""
-        files = {self.path, *(self.path.parent / location for location in self.external_locations)}
-        return sum(file.stat().st_size for file in files)
+        """Bytes of all its files."""
+        return sum(file.stat().st_size for file in {*self.files} if file.is_file())
 
     @cached_property
     def leads_elsewhere(self) -> bool:
@@ -189,7 +264,7 @@ class ModelFile:
             ModelFileError: the name leads elsewhere: metadata is untrusted.
         """
         name = self.metadata.get(key)
-        if name is not None and (name in (".", "..") or any(character in name for character in "/\\:\0")):
+        if name and not is_plain_name(name):
             raise ModelFileError(
                 f"the metadata {key} of {self.path} is {name!r}, which is not the name of a {kind} beside it",
                 "do not trust this file, or name the other one yourself",
@@ -499,6 +574,24 @@ def _locations_of(output: Path) -> tuple[str, ...]:
         return ()  # a broken file about to be replaced owns no data
 
 
+def _parts_of(output: Path) -> list[Path]:
+    """Return the files of fixed sizes and compiled parts of the graph being replaced, as far as their digests fit.
+
+    They are called after it: a hostile graph may name any file.
+    """
+    try:
+        old = ModelFile(output, read_structure(output)) if output.is_file() else None
+        members = [] if old is None else [old.sized_path(stated) for stated in old.sizes]
+    except ModelFileError:
+        return []
+    parts = [part for member in members for part in (member, *_parts_of(member))]
+    if old is not None and (stated := old.compiled) is not None:
+        context = output.with_name(stated.context)
+        if context.is_file() and digest_of_start(context, context.stat().st_size) == stated.context_sha256:
+            parts.append(context)
+    return [part for part in parts if part.name.startswith(output.stem)]
+
+
 def _own_data(output: Path, locations: Sequence[str] | None = None) -> list[Path]:
     """Return the external data of the graph at `output` that onnxtool wrote; only from `locations`, if given.
 
@@ -529,6 +622,7 @@ def _commit(staging: Staging, hidden: Path, *, force: bool) -> None:
         check_not_input(target)
     new_locations = locations.get(staging.model_path, ())
     superseded = [location for location in _locations_of(staging.output) if location not in new_locations]
+    staging.obsolete.extend(set(_parts_of(staging.output)) - {*targets.values()})
     # A copied graph refers to the data of the old one.
     unread = [file for file in _own_data(staging.output, superseded) if input_at(file) is None]
     commit(hidden, [*targets.values()], staging.obsolete, [*staging.obsolete_data, *unread])

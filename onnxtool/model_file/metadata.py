@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,8 @@ STEPS_KEY = "onnxtool.steps"
 # with, compressed.
 TEXT_KEY = "onnxtool.text_input"
 EMBEDDED_KEY = "onnxtool.tokenizer_json"
+SIZES_KEY = "onnxtool.sizes"  # of a file with others beside it that are the same model at fixed sizes (`SizedFile`)
+COMPILED_KEY = "onnxtool.compiled"  # of a file that one provider has compiled (`Compiled`)
 LONGEST = 2**31 - 1  # tokens, for no limit
 DISABLED_OPTIMIZERS_KEY = "onnxtool.session.disabled_optimizers"
 EXACT_PRODUCTS_KEY = "onnxtool.session.exact_products"  # REQUIRED if int8 products must not saturate
@@ -112,6 +114,79 @@ def parse_text_input(text: str) -> TextInput | None:
     except ValueError:
         return None
     return found if found.names and found.former else None
+
+
+class SizedFile(NamedTuple):
+    """A file beside another one: the same model with the axes of its inputs at fixed sizes.
+
+    Attributes:
+        file: its name.
+        sizes: by name of the axis.
+        sha256: the digest of its graph file.
+    """
+
+    file: str
+    sizes: dict[str, int]
+    sha256: str
+
+
+def sizes_entry(stated: Sequence[SizedFile]) -> dict[str, str]:
+    """Return the metadata that names the files of fixed sizes."""
+    return {SIZES_KEY: json.dumps([one._asdict() for one in stated], separators=(",", ":"))}
+
+
+def parse_sizes(text: str) -> tuple[SizedFile, ...] | None:
+    """Parse the value of the metadata `onnxtool.sizes`; None if it is malformed."""
+    try:
+        found: tuple[SizedFile, ...] = from_json(tuple[SizedFile, ...], parse_json(text))
+    except ValueError:
+        return None
+    axes = {frozenset(one.sizes) for one in found}
+    is_sound = all(is_plain_name(one.file) and all(size > 0 for size in one.sizes.values()) for one in found)
+    return found if len(axes) < 2 and is_sound else None
+
+
+class Compiled(NamedTuple):
+    """What a provider has compiled, and where that runs.
+
+    Attributes:
+        provider: the provider and its device.
+        version: of the provider.
+        runtime: the version of onnxruntime.
+        hardware: that it is for.
+        context: the file beside the graph that has the compiled part.
+        context_sha256: its digest.
+        graph_bytes: the bytes of the graph file before the stamp.
+        graph_sha256: their digest.
+    """
+
+    provider: str
+    version: str
+    runtime: str
+    hardware: str
+    context: str
+    context_sha256: str
+    graph_bytes: int
+    graph_sha256: str
+
+    @property
+    def entry(self) -> dict[str, str]:
+        """The metadata that records it."""
+        return {COMPILED_KEY: json.dumps(self._asdict(), sort_keys=True)}
+
+
+def parse_compiled(text: str) -> Compiled | None:
+    """Parse the value of the metadata `onnxtool.compiled`; None if it is malformed."""
+    try:
+        found: Compiled = from_json(Compiled, parse_json(text))
+    except ValueError:
+        return None
+    return found if is_plain_name(found.context) else None
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name in untrusted metadata is that of a file in the same folder."""
+    return bool(name) and name not in (".", "..") and not any(character in name for character in "/\\:\0")
 
 
 def pack(text: str) -> str:

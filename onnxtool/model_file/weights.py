@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from onnxtool.errors import ModelFileError, first_line
 from onnxtool.model_file.domains import graphs_of, settle_domains
+from onnxtool.model_file.metadata import SIZES_KEY
 from onnxtool.model_file.wire import external_file
 from onnxtool.model_file.wire.messages import GRAPH, MODEL, TENSOR
 from onnxtool.model_file.wire.protobuf import (
@@ -68,6 +69,7 @@ def load_model(path: Path) -> ir.Model:
         raise ModelFileError(
             f"{path} is not a valid ONNX model: {first_line(error)}", "export or copy it again"
         ) from error
+    model.metadata_props.pop(SIZES_KEY, None)  # a graph that is written from it has no files of fixed sizes
     _refuse_references(path, model.graph)
     _refuse_hard_links(folder, model)
     _allow_open_files(sum(len(graph.initializers) for graph in model.graphs()))

@@ -22,6 +22,7 @@ from onnxtool.runtime.providers import (
     provider_problem,
     resolve_provider,
 )
+from onnxtool.runtime.sizes import FixedTo, check_sizes
 
 INT4_FP16 = "int4_fp16"
 # Defined here rather than with the passes, because --help lists them without importing the passes.
@@ -70,6 +71,9 @@ class OptimizeOptions(ProviderOptions):
         max_error: upper bound on 1 - cosine of any output; None for the precision's tolerance. In int8 and int4, layers
             stay in higher precision until it holds on the texts of `calibration`; None for 0.01.
         calibration: texts for int8, int4 and auto, one per line or JSON Lines with `contents`; None for onnxtool's own.
+        sizes: sizes of batch and sequence such as `8x128`, with commas between them, or `NAME=VALUE,...`: one for an
+            output of that size, several for a file of each beside it.
+        compiled: let the provider compile the output, or each file of `sizes`.
         sample_inputs: .npz files with the inputs of one run each, for verification and calibration; empty for generated
             inputs.
         input_shapes: shapes of generated inputs, as `NAME:1,128`.
@@ -167,6 +171,14 @@ class OptimizeOptions(ProviderOptions):
             default="onnxtool's own",
         ),
     ] = UNSET
+    sizes: FixedTo = NOTHING
+    compiled: Annotated[
+        bool,
+        Option(
+            "Write what the provider compiles from the graph: it loads faster, on this version and hardware alone.",
+            name="compile",
+        ),
+    ] = False
     sample_inputs: SampleInputs = NOTHING
     input_shapes: InputShapes = NOTHING
     verify: Annotated[bool, Option("Compare the result with the input.", effect="check")] = True
@@ -194,6 +206,12 @@ class OptimizeOptions(ProviderOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         given, precision, target = self.given, self.precision, self.target.name
+        check_sizes(self.sizes)
+        if self.compiled and (self.target.row.is_reference or not self.verify):
+            raise OptionError(
+                f"{self.provider} compiles nothing" if self.verify else "--compile compares what it writes",
+                "leave --compile out, or pass --provider openvino" if self.verify else "leave --no_verify out",
+            )
         if self.provider == AUTO and precision != AUTO:
             raise OptionError(
                 f"the provider auto is chosen together with a precision, and that is {precision}",

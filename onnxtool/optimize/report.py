@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxtool.reports import short_repr
+from onnxtool.runtime.sizes import SizeResult
 from onnxtool.summary.figures import Stats
 from onnxtool.verification import Verification
 
@@ -198,6 +199,7 @@ class OptimizeReport:
         kept_float32: the nodes that `keep_float32` names.
         speed: None if not measured; `not_timed` says why, and is empty if not requested.
         notes: notes for the user on the provider.
+        sizes: the files of fixed sizes.
     """
 
     output: str
@@ -216,6 +218,7 @@ class OptimizeReport:
     not_timed: str = ""
     notes: tuple[str, ...] = ()
     kept_float32: tuple[KeptNode, ...] = ()
+    sizes: tuple[SizeResult, ...] = ()
 
     @property
     def num_kept(self) -> Mapping[str, int]:

@@ -17,6 +17,7 @@ from onnxtool.graph.edit import bodies
 from onnxtool.graph.shapes import find_turns
 from onnxtool.model_file import (
     MAX_INLINE_BYTES,
+    NONE_INLINE,
     ModelFile,
     Staging,
     check_model_output,
@@ -63,6 +64,7 @@ from onnxtool.runtime.providers import (
     runtime_version,
 )
 from onnxtool.runtime.session import SAME, open_alike, proof_of, prove_elsewhere, require_loadable
+from onnxtool.runtime.sizes import SizeResult, read_sizes, set_files
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import FUSED_OPERATORS, summarize_file
 from onnxtool.summary.figures import Stats
@@ -109,17 +111,29 @@ def plan_optimization(options: OptimizeOptions) -> WritePlan:
     if options.calibration is not None:
         next(iterate_texts(options.calibration))
     notes = ("weights of more than 1.9 GB go to a file of their own beside it",)
-    return WritePlan("optimize", planned_files([output]), notes if source.size_bytes > MAX_INLINE_BYTES else ())
+    if options.compiled:
+        notes = (f"what {options.target.place} compiles goes to a file of its own beside each",)
+    files = [*set_files(output, options.sizes), output]
+    if len(files) > 1:
+        files.append(output.with_name(f"{output.name}.data"))
+    says = options.compiled or source.size_bytes > MAX_INLINE_BYTES
+    return WritePlan("optimize", planned_files(files), notes if says else ())
 
 
 def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     """Return the input and the output path, after checking them."""
     source = ModelFile.open(options.model_path)
     check_harmless(source)
+    if source.compiled is not None:
+        raise PassError(
+            f"{source.path} is compiled for {source.compiled.provider}, and has no operators to optimize",
+            "optimize the file that it was made from",
+        )
     _require_provider(options)
     kind = "optimized" if options.precision in ("fp32", "auto") else options.precision
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-{kind}.onnx")
     check_model_output(output, force=options.force)
+    read_sizes(options.sizes, source)
     if options.given != NO_INPUTS:  # inconsistencies are reported before the first pass
         input_cases(source, given=options.given)
     if options.keep_float32:
@@ -180,8 +194,24 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
                 **({"kept_float32": dict[str, Json](report.num_kept)} if named else {}),
             )
         )
+        sizes: tuple[SizeResult, ...] = ()
+        if options.sizes:
+            from onnxtool.runtime.made_files import write_sizes
+
+            place, all_sizes = target if options.verify else None, read_sizes(options.sizes, result)
+            result, sizes = write_sizes(result, staging, all_sizes, place, compiles=options.compiled)
+            stopwatch.lap("sizes")
+        elif options.compiled:
+            from onnxtool.runtime.made_files import compile_file
+
+            locations = result.external_locations
+            result, note = compile_file(result, target)
+            report = replace(report, notes=(*report.notes, note))
+            for location in locations:  # the compiled part has the weights
+                result.path.with_name(location).unlink()
+            stopwatch.lap("compile")
         after = summarize_file(result)._replace(path=str(output))
-    return replace(report, after=after, duration_ms=stopwatch.laps_ms, speed=speed, not_timed=not_timed)
+    return replace(report, after=after, duration_ms=stopwatch.laps_ms, speed=speed, not_timed=not_timed, sizes=sizes)
 
 
 def _require_provider(options: OptimizeOptions) -> None:
@@ -276,7 +306,8 @@ class _Run:
         tell(f"writing {self.staging.output}")
         if storage is not None:
             storage.put_back(converted.model)
-        result = ModelFile.open(save_model(converted.model, self.staging))
+        most = NONE_INLINE if set_files(self.staging.output, options.sizes) else MAX_INLINE_BYTES
+        result = ModelFile.open(save_model(converted.model, self.staging, max_inline_bytes=most))
         if converted.precision != FP32:
             require_weights(model, converted.model, result.path)
         precision, quantization = converted.precision, converted.quantization

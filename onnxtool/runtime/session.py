@@ -96,6 +96,10 @@ def open_session(
         SessionError: onnxruntime cannot load the model.
     """
     model, settings = ModelFile.open(path), _Settings(threads, inter_threads, frugal, prove=True)
+    if model.sizes:
+        from onnxtool.runtime.sized_session import open_sizes
+
+        return open_sizes(model, lambda file: _open(file, provider, settings))
     return _open(model, provider, settings)
 
 
@@ -149,7 +153,12 @@ def _open(path: ModelPath, provider: str | ExecutionProvider, settings: _Setting
     model = ModelFile.open(path)
     check_harmless(model)
     chosen, notes = find_provider(model, provider)
-    is_known = chosen.row.is_reference or (not chosen.allow_fallback and _is_verified(model, chosen))
+    if (compiled := model.compiled) is not None:
+        from onnxtool.runtime.compiled import require_runs_here
+
+        require_runs_here(model, compiled, chosen)
+    is_known = chosen.row.is_reference or compiled is not None
+    is_known = is_known or (not chosen.allow_fallback and _is_verified(model, chosen))
     if settings.prove and not is_known:
         notes += prove_elsewhere(model, chosen, settings.threads).notes
     options, source = _session_options(model, chosen, settings)

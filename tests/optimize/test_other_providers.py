@@ -23,7 +23,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.agreement import VerifyOptions, verify
 from onnxtool.encoding import CorpusOptions, encode_corpus
-from onnxtool.errors import OptionError, PassError, ProviderError, VerificationError
+from onnxtool.errors import ModelFileError, OptionError, PassError, ProviderError, VerificationError
 from onnxtool.guarded import GuardedChild, trusted
 from onnxtool.infer import InferOptions, run_texts
 from onnxtool.model_file import ModelFile
@@ -31,10 +31,12 @@ from onnxtool.optimize.quantization import candidates
 from onnxtool.optimize.quantization.candidates import Judgement
 from onnxtool.optimize.report import OptimizeReport
 from onnxtool.optimize.run import plan_optimization
+from onnxtool.runtime import compiled as compiled_files
 from onnxtool.runtime import providers, session
 from onnxtool.runtime.difference import Tolerance
 from onnxtool.runtime.providers import ExecutionProvider, ProviderOptions, has_bf16
-from onnxtool.runtime.session import Session, find_provider, open_session, tolerance_of
+from onnxtool.runtime.running import Session
+from onnxtool.runtime.session import find_provider, open_session, tolerance_of
 from tests.cli.entry_point import json_of, run_onnxtool
 from tests.graphs import save_text
 from tests.packages import need
@@ -488,3 +490,113 @@ def _opens_without_the_cpu(path: Path, openvino: str) -> bool:
     except Fail:
         return False
     return True
+
+
+@pytest.fixture(scope="session")
+def compiled(tiny: Path, library: Path, workshop: Workshop) -> Path:
+    """What OpenVINO compiles from an encoder: in a folder with the file that it was compiled from, and a set."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        options = OptimizeOptions(
+            tiny, output=folder / "plain.onnx", provider="openvino", provider_library=library, timing=False
+        )
+        optimize_model(options)
+        optimize_model(replace(options, output=folder / "m.onnx", compiled=True))
+        optimize_model(replace(options, output=folder / "set.onnx", compiled=True, sizes="1x8,2x16"))
+
+    return workshop.made("compiled", make)
+
+
+@pytest.fixture
+def changed(compiled: Path, tmp_path: Path) -> Path:
+    """A copy of the compiled file, to be changed."""
+    shutil.copytree(compiled, tmp_path / "copy")
+    return tmp_path / "copy" / "m.onnx"
+
+
+_PART = "m_OpenVINOExecutionProvider.bin"
+
+
+def test_a_compiled_file_gives_what_its_source_gives_there_bit_by_bit(compiled: Path, openvino: str) -> None:
+    one, other = (open_session(compiled / name, provider=openvino) for name in ("m.onnx", "plain.onnx"))
+    assert one.model.structure.ops == {"com.microsoft::EPContext": 1}
+    for name, wanted in other.run(_feeds(other)).items():
+        np.testing.assert_array_equal(one.run(_feeds(one))[name], wanted)
+
+
+def test_a_compiled_file_of_fixed_sizes_runs_as_its_set(compiled: Path, openvino: str) -> None:
+    together, alone = (open_session(compiled / name, provider=openvino) for name in ("set.onnx", "plain.onnx"))
+    feeds = {name: array[:, :11] for name, array in _feeds(alone).items()}
+    found, real = together.run(feeds), feeds["attention_mask"] != 0
+    for name, wanted in alone.run(feeds).items():
+        where = real if wanted.ndim > 2 else slice(None)
+        np.testing.assert_allclose(found[name][where], wanted[where], atol=1e-5)
+    with pytest.raises(ProviderError, match=r"set-1x8\.onnx is compiled for openvino, and here is cpu"):
+        open_session(compiled / "set.onnx", provider="cpu")
+
+
+def test_a_compiled_file_is_refused_by_name_on_another_provider(compiled: Path) -> None:
+    with pytest.raises(ProviderError, match=r"m\.onnx is compiled for openvino, and here is cpu") as caught:
+        open_session(compiled / "m.onnx", provider="cpu")
+    assert "--provider openvino" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "message"),
+    [
+        ("provider_version", "2.0", r"compiled for version \S+, and here is version 2\.0"),
+        ("runtime_version", "1.99.0", r"compiled for onnxruntime \S+, and here is onnxruntime 1\.99\.0"),
+        ("provider_hardware", "sve", "and here is sve"),
+    ],
+)
+def test_a_compiled_file_is_refused_in_another_version_and_on_other_hardware(
+    compiled: Path, openvino: str, monkeypatch: pytest.MonkeyPatch, function: str, value: str, message: str
+) -> None:
+    monkeypatch.setattr(compiled_files, function, lambda *_: value)
+    with pytest.raises(ProviderError, match=message):
+        open_session(compiled / "m.onnx", provider=openvino)
+
+
+@pytest.mark.parametrize("way", ["cut", "changed", "missing", "graph", "elsewhere"])
+def test_a_compiled_file_whose_parts_were_changed_is_refused(changed: Path, openvino: str, way: str) -> None:
+    """No part of it reaches the provider."""
+    part = changed.with_name(_PART)
+    content, graph = part.read_bytes(), changed.read_bytes()
+    if way == "cut":
+        part.write_bytes(content[:-1000])
+    elif way == "changed":
+        part.write_bytes(content[:5000] + b"x" + content[5001:])
+    elif way == "missing":
+        part.unlink()
+    elif way == "graph":  # another onnxruntime, say
+        changed.write_bytes(graph.replace(b'ep_sdk_version"', b'ep_sdk_versioN"'))
+        assert changed.read_bytes() != graph
+    else:
+        changed.write_bytes(graph.replace(_PART.encode(), b"/" + _PART.encode()[1:], 1))
+    with pytest.raises(ModelFileError, match=r"m\.onnx is not what openvino compiled"):
+        open_session(changed, provider=openvino)
+
+
+def test_a_compiled_file_is_not_optimized_and_a_provider_that_compiles_nothing_is_named(
+    compiled: Path, tiny: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(PassError, match="is compiled for openvino, and has no operators to optimize"):
+        optimize_model(OptimizeOptions(compiled / "m.onnx", output=tmp_path / "m.onnx"))
+    with pytest.raises(OptionError, match="cpu compiles nothing"):
+        OptimizeOptions(tiny, output=tmp_path / "m.onnx", compiled=True)
+
+
+def test_a_compiled_part_goes_with_its_graph(changed: Path, tiny: Path) -> None:
+    """A file that replaces the graph leaves no compiled part behind, and no other file is taken for one."""
+    changed.with_name("m_other.bin").write_bytes(b"mine")
+    optimize_model(OptimizeOptions(tiny, output=changed, timing=False, force=True))
+    assert sorted(path.name for path in changed.parent.glob("m*")) == ["m.onnx", "m_other.bin"]
+
+
+def test_stats_and_the_plan_say_what_is_compiled(compiled: Path, tiny: Path, tmp_path: Path, library: Path) -> None:
+    shown = run_onnxtool(tmp_path, "stats", compiled / "m.onnx").stdout
+    assert "Compiled for: openvino" in shown
+    assert f"Compiled part: {_PART}" in shown
+    command = ("optimize", tiny, "--provider", "openvino", "--provider_library", library, "--compile", "--dry_run")
+    assert "what openvino compiles goes to a file of its own" in run_onnxtool(tmp_path, *command).stdout

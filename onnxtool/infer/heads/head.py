@@ -8,12 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.limits import EncodedText, fixed_shape
+from onnxtool.checkpoint.limits import EncodedText, batch_shapes, fixed_shape
 from onnxtool.checkpoint.pooling_module import Floats, behind_prompts
 from onnxtool.checkpoint.pooling_modules import normalize
 from onnxtool.checkpoint.quantized_vectors import RangesLike, VectorType, given_ranges
@@ -22,7 +23,9 @@ from onnxtool.infer.report import Scored, Span
 from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import NO_PADDING, PADDING_KEY
+from onnxtool.reports import short_repr
 from onnxtool.runtime.signature import is_mask
+from onnxtool.runtime.sizes import best_batches
 
 _MAX_BATCH_SIZE = 32
 # Bounds the memory of logits: 256 MB of float32, which is 2200 tokens of BERT's vocabulary.
@@ -67,6 +70,7 @@ class Batch:
         )
 
 
+@short_repr
 @dataclass(frozen=True)
 class BatchRules:
     """Batching rules of a graph.
@@ -77,6 +81,7 @@ class BatchRules:
         max_texts: the maximum number of texts per batch.
         max_tokens: the maximum number of tokens per batch, including padding; bounds the memory of the outputs.
         has_mask: whether the graph has a mask input, and padding under it does not change the outputs for a text.
+        shapes: the texts and tokens of each possible batch; empty for any.
     """
 
     batch_size: int | None
@@ -84,10 +89,11 @@ class BatchRules:
     max_texts: int
     max_tokens: int
     has_mask: bool
+    shapes: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, model: ModelFile) -> BatchRules:
-        """Read the rules from the graph of `model`."""
+        """Read the rules from the graph of `model`, and its files of fixed sizes."""
         batch_size, sequence_length = fixed_shape(model)
         names = {info.name for info in model.structure.outputs}
         # Anserini's outputs have no batch axis.
@@ -97,12 +103,21 @@ class BatchRules:
         has_mask = model.text_input is not None or any(is_mask(info) for info in model.structure.inputs)
         has_mask &= model.metadata.get(PADDING_KEY) != NO_PADDING
         max_tokens = max(1, _MAX_OUTPUT_ELEMENTS // max(1, widest))
-        return cls(batch_size, sequence_length, max_texts, max_tokens, has_mask)
+        shapes = batch_shapes(model)
+        max_texts = max((texts for texts, _ in shapes), default=max_texts)
+        return cls(batch_size, sequence_length, max_texts, max_tokens, has_mask, shapes)
 
     @property
     def may_pad(self) -> bool:
         """Whether texts of different lengths may run together: padding is masked, or the same for all."""
         return self.has_mask or self.sequence_length is not None
+
+    def padded(self, texts: int, tokens: int) -> tuple[int, int | None]:
+        """Return the shape to which a batch of so many texts is filled up; None for the tokens of its longest text."""
+        large = [shape for shape in self.shapes if shape[0] >= texts and shape[1] >= tokens]
+        if large:
+            return min(large, key=prod)
+        return self.batch_size or texts, self.sequence_length
 
     def batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         """Yield the indices of texts for each batch, shortest first; of equal length unless padding is allowed.
@@ -110,6 +125,9 @@ class BatchRules:
         Args:
             lengths: the number of tokens of each text.
         """
+        if self.shapes:
+            yield from best_batches(lengths, self.shapes)
+            return
         batch: list[int] = []
         for position in sorted(range(len(lengths)), key=lambda position: lengths[position]):
             # The next text is the longest so far, and the others will be padded to it.

@@ -22,3 +22,4 @@ from onnxtool.model_file.wire.structure import read_constants as read_constants
 from onnxtool.model_file.wire.structure import read_names as read_names
 from onnxtool.model_file.wire.structure import read_nodes as read_nodes
 from onnxtool.model_file.wire.structure import read_structure as read_structure
+from onnxtool.model_file.wire.structure import read_texts as read_texts

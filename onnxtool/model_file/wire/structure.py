@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from onnxtool.model_file.domains import ALIAS
 from onnxtool.model_file.wire.messages import (
     ATTRIBUTE,
+    ATTRIBUTE_VALUES,
     FUNCTION,
     GRAPH,
     INTEGERS,
@@ -382,6 +383,21 @@ def read_nodes(path: Path) -> Iterator[Node]:
         for field, place in main_graph(data):
             if field == "node":
                 yield _read_node(data, place)
+
+
+def read_texts(path: Path, name: str) -> Iterator[str]:
+    """Yield the text of each attribute called `name` of the nodes of the main graph of the ONNX file at `path`.
+
+    Raises:
+        ModelFileError: there is no such file, or it is not an ONNX model.
+    """
+    with opened(path) as data:
+        for field, place in main_graph(data):
+            for part, span in read(data, NODE, place) if field == "node" else ():
+                if part == "attribute":
+                    found = dict(read(data, ATTRIBUTE_VALUES, span))
+                    if "s" in found and decode(found.get("name", b""), span[0]) == name:
+                        yield decode(data[slice(*found["s"])], span[0])
 
 
 def read_names(path: Path) -> tuple[list[str], list[str]]:

@@ -1,0 +1,60 @@
+"""What a provider has compiled runs where it was compiled for, and nowhere else."""
+
+from __future__ import annotations
+
+from onnxtool.errors import ModelFileError, ProviderError
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import Compiled, digest_of_start
+from onnxtool.model_file.wire import read_texts
+from onnxtool.runtime.providers import ExecutionProvider, provider_hardware, provider_version, runtime_version
+
+CONTEXT = "ep_cache_context"  # the attribute that names the compiled part
+_AGAIN = "run onnxtool optimize --compile here, on the file that it was made from"
+
+
+def describe(compiled: ModelFile, provider: ExecutionProvider, context: str) -> Compiled:
+    """Describe what a provider has just compiled into the file `context` beside its graph."""
+    size, part = compiled.path.stat().st_size, compiled.path.with_name(context)
+    return Compiled(
+        provider=provider.place,
+        version=provider_version(provider),
+        runtime=runtime_version(),
+        hardware=provider_hardware(provider),
+        context=context,
+        context_sha256=digest_of_start(part, part.stat().st_size),
+        graph_bytes=size,
+        graph_sha256=digest_of_start(compiled.path, size),
+    )
+
+
+def require_runs_here(model: ModelFile, stated: Compiled, provider: ExecutionProvider) -> None:
+    """Refuse a compiled file on another provider, in another version and on other hardware, or if it was changed.
+
+    Raises:
+        ProviderError: it is for something else.
+        ModelFileError: it is not what was compiled.
+    """
+    wanted = (stated.provider, f"version {stated.version}", f"onnxruntime {stated.runtime}", stated.hardware)
+    if provider.row.is_reference:
+        found: tuple[str, ...] = (provider.place,)
+    else:
+        version = f"version {provider_version(provider)}"
+        found = (provider.place, version, f"onnxruntime {runtime_version()}", provider_hardware(provider))
+    for one, other in zip(wanted, found, strict=False):
+        if one != other:
+            way = f"pass --provider {one}, or use the file that it was made from" if one == stated.provider else _AGAIN
+            raise ProviderError(f"{model.path} is compiled for {one}, and here is {other}", way)
+    part = model.path.with_name(stated.context)
+    problem = ""
+    if [*read_texts(model.path, CONTEXT)] != [stated.context] or set(model.structure.ops) != {
+        "com.microsoft::EPContext"
+    }:
+        problem = f"its graph does not read {stated.context} alone"
+    elif digest_of_start(model.path, stated.graph_bytes) != stated.graph_sha256:
+        problem = "its graph was changed"
+    elif not part.is_file():
+        problem = f"{stated.context} is missing beside it"
+    elif digest_of_start(part, part.stat().st_size) != stated.context_sha256:
+        problem = f"{stated.context} was changed, or belongs to another file"
+    if problem:
+        raise ModelFileError(f"{model.path} is not what {stated.provider} compiled: {problem}", _AGAIN)

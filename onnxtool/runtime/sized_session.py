@@ -1,0 +1,176 @@
+"""Files of fixed sizes, run as the model that they were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.errors import InputError
+from onnxtool.model_file import ModelFile
+from onnxtool.reports import short_repr
+from onnxtool.runtime.running import BoundRun, CachedRun, Session
+from onnxtool.runtime.sizes import Sizes, axes_of, best_batches, input_axes, label
+
+
+@short_repr
+@dataclass(frozen=True)
+class SizedSession(Session):
+    """Sessions of files of fixed sizes, which are opened when they are needed, as one session of their model.
+
+    Inputs of other sizes are filled up: rows with the last row, other axes with zeros, which masks have for padding.
+    What that adds to the outputs is cut off. More rows than any file has are run in several batches.
+
+    Attributes:
+        files: the sizes and the file of each.
+        open_file: opens one.
+    """
+
+    files: Sequence[tuple[Sizes, ModelFile]] = ()
+    open_file: Callable[[ModelFile], Session] | None = None
+    _opened: dict[Path, Session] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    @classmethod
+    def over(
+        cls, model: ModelFile, files: Sequence[tuple[Sizes, ModelFile]], open_file: Callable[[ModelFile], Session]
+    ) -> SizedSession:
+        """Open the smallest of the files, and prepare the others."""
+        files = sorted(files, key=lambda one: prod(one[0].values()))
+        first = open_file(files[0][1])
+        return cls(
+            **{name: value for name, value in vars(first).items() if name != "model"},
+            model=model,
+            files=files,
+            open_file=open_file,
+            _opened={files[0][1].path: first},
+        )
+
+    def run_unchecked(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Run the batch, or several, on the files whose sizes need the least padding.
+
+        Raises:
+            InputError: no file is large enough.
+            SessionError: onnxruntime fails on these inputs.
+        """
+        found, rows = self._sizes_of(feeds), self._rows
+        large = [one for one, _ in self.files if all(axis == rows or one[axis] >= size for axis, size in found.items())]
+        if not large:
+            raise self._too_large(found)
+        costs = [(one.get(rows, 1), prod(one.values()) // one.get(rows, 1)) for one in large]
+        parts = [self._piece(feeds, part) for part in best_batches([0] * found.get(rows, 1), costs)]
+        outputs = [self._run(part, self._sizes_of(part)) for part in parts]
+        if len(outputs) == 1:
+            return outputs[0]
+        return [np.concatenate(arrays) for arrays in zip(*outputs, strict=True)]
+
+    def bind(self, feeds: Mapping[str, NDArray[Any]]) -> BoundRun:
+        """Place the inputs, filled up to the smallest size that holds them, and run once.
+
+        Raises:
+            InputError: no file is large enough.
+            SessionError: onnxruntime fails on these inputs.
+        """
+        sizes, session = self._fitting(self._sizes_of(feeds))
+        return session.bind(self._filled(feeds, sizes))
+
+    def cached(self, carried: Mapping[str, str]) -> CachedRun:
+        """Refuse: the sizes of a cache grow with each run.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            f"{self.model.path} has fixed sizes, and text is written token by token", "use the file without"
+        )
+
+    @property
+    def _rows(self) -> str:
+        """The axis that is the first one of all inputs and outputs; empty if there is none."""
+        firsts: set[object] = {axes.get(0) for _, axes in input_axes(self.model)}
+        first, *others = firsts | {(*info.shape, None)[0] for info in self.model.structure.outputs}
+        return first if isinstance(first, str) and not others else ""
+
+    def _sizes_of(self, feeds: Mapping[str, NDArray[Any]]) -> Sizes:
+        found: Sizes = {}
+        for name, axes in input_axes(self.model):
+            for place, axis in axes.items():
+                size = feeds[name].shape[place] if feeds[name].ndim > place else 0
+                if found.setdefault(axis, size) != size:
+                    raise InputError(
+                        f"the axis {axis} has the sizes {found[axis]} and {size} in the inputs of {self.model.path}",
+                        "give all inputs the same number of rows and tokens",
+                    )
+        return found
+
+    def _piece(self, feeds: Mapping[str, NDArray[Any]], rows: Sequence[int]) -> dict[str, NDArray[Any]]:
+        return {name: array[list(rows)] if self._rows else array for name, array in feeds.items()}
+
+    def _run(self, feeds: Mapping[str, NDArray[Any]], found: Sizes) -> list[NDArray[Any]]:
+        sizes, session = self._fitting(found)
+        outputs = session.run_unchecked(self._filled(feeds, sizes))
+        if sizes == found:
+            return outputs
+        cut = []
+        for info, array in zip(self.model.structure.outputs, outputs, strict=True):
+            if any(isinstance(size, str) and size not in found for size in info.shape) or None in info.shape:
+                raise InputError(
+                    f"the output {info.name} of {self.model.path} has sizes {list(info.shape)}, and what padding adds "
+                    "to them is unknown",
+                    f"give it inputs of one of its sizes: {', '.join(label(one) for one, _ in self.files)}",
+                )
+            cut.append(array[tuple(slice(found[size] if isinstance(size, str) else None) for size in info.shape)])
+        return cut
+
+    def _fitting(self, found: Sizes) -> tuple[Sizes, Session]:
+        """Return the smallest sizes that hold inputs, and the session of their file."""
+        for sizes, file in self.files:
+            if all(sizes[axis] >= size for axis, size in found.items()):
+                with self._lock:
+                    if file.path not in self._opened:
+                        assert self.open_file is not None  # noqa: S101  as `over` sets it
+                        self._opened[file.path] = self.open_file(file)
+                    return sizes, self._opened[file.path]
+        raise self._too_large(found)
+
+    def _too_large(self, found: Sizes) -> InputError:
+        known = ", ".join(label(sizes) for sizes, _ in self.files)
+        return InputError(
+            f"{self.model.path} has files for {' x '.join(found)} of {known}, and the inputs are {label(found)}",
+            "cut the inputs, or make the files with a larger --sizes",
+        )
+
+    def _filled(self, feeds: Mapping[str, NDArray[Any]], sizes: Sizes) -> dict[str, NDArray[Any]]:
+        filled = {}
+        for name, axes in input_axes(self.model):
+            array = feeds[name]
+            for place, axis in axes.items():
+                missing = [(0, 0)] * array.ndim
+                missing[place] = (0, sizes[axis] - array.shape[place])
+                if missing[place][1]:
+                    array = np.pad(array, missing, mode="edge" if axis == self._rows else "constant")
+            filled[name] = array
+        return filled
+
+
+def open_sizes(model: ModelFile, open_file: Callable[[ModelFile], Session]) -> SizedSession:
+    """Open the files of fixed sizes that belong to a model as one session.
+
+    Raises:
+        ModelFileError: one is missing, or is another file or of other sizes than stated.
+        OnnxtoolError: one cannot be opened.
+    """
+    files = [(dict(stated.sizes), model.sized(stated)) for stated in model.sizes]
+    axes = axes_of(model)
+    for sizes, file in files:
+        if sizes.keys() != {*axes} or axes_of(file):
+            raise InputError(
+                f"{file.path} does not have the sizes that {model.path} states", "run onnxtool optimize --sizes again"
+            )
+    return SizedSession.over(model, files, open_file)

@@ -1,0 +1,160 @@
+"""Sizes of the axes of a model's inputs, as `--sizes` states them, and the choice among the sizes of a set of files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from onnxtool.errors import InputError, OptionError
+from onnxtool.model_file import ModelFile
+from onnxtool.options import ManyTexts, Option
+from onnxtool.reports import short_repr
+from onnxtool.verification import Verification
+
+FixedTo = Annotated[
+    ManyTexts,
+    Option(
+        "Fix the axes of the inputs to batch x sequence, for hardware and compilers that need it. Several sizes give a "
+        "file each beside the output, which finds them, all over one file of weights; a single one is the output. "
+        "NAME=VALUE,... names the axes. May be given several times.",
+        metavar="1x32,8x128",
+    ),
+]
+_NUMBERS = re.compile(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*", re.ASCII)
+_NAMED = re.compile(r"[^=,]+=[1-9][0-9]{0,8}(,[^=,]+=[1-9][0-9]{0,8})*", re.ASCII)
+
+Sizes = dict[str, int]  # by the name of a dynamic axis
+
+
+@short_repr
+class SizeResult(NamedTuple):
+    """A file of fixed sizes.
+
+    Attributes:
+        sizes: by the name of the axis.
+        num_nodes: of its graph.
+        num_computing: the nodes that still compute sizes, because these depend on values.
+        verification: the comparison with the file of any size; None if it was not compared.
+        note: for the user, on what was compiled.
+    """
+
+    file: str
+    sizes: Sizes
+    num_nodes: int
+    num_computing: int
+    verification: Verification | None
+    note: str = ""
+
+
+def check_sizes(texts: Sequence[str] | str) -> None:
+    """Refuse sizes that are malformed, or stated twice.
+
+    Raises:
+        OptionError: the one that is.
+    """
+    given = [*_split(texts)]
+    for text in given:
+        if not (_NUMBERS.fullmatch(text) or _NAMED.fullmatch(text)):
+            raise OptionError(f"{text!r} is not a size", "write --sizes 1x32,8x128, or NAME=VALUE,NAME=VALUE")
+        names = [part.partition("=")[0] for part in text.split(",")]
+        if given.count(text) > 1 or ("=" in text and len({*names}) < len(names)):
+            raise OptionError(f"--sizes {text} says something twice", "state each size, and each axis of one, once")
+    files = set_files(Path("model.onnx"), texts)
+    if len({*files}) < len(files):
+        raise OptionError(f"two of the sizes {', '.join(given)} would have one file", "make them in two runs")
+
+
+def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> list[Sizes]:
+    """Return each size that `--sizes` states, for the dynamic axes of a model.
+
+    Raises:
+        OptionError: a size names other axes than these, or is the same as another.
+    """
+    axes = axes_of(model)
+    found: list[Sizes] = []
+    for text in _split(texts):
+        if "=" in text:
+            pairs = (part.partition("=") for part in text.split(","))
+            sizes = {name.strip(): int(value) for name, _, value in pairs}
+        else:
+            numbers = [int(number) for number in text.split("x")]
+            sizes = dict(zip(axes, numbers, strict=True)) if len(numbers) == len(axes) else {}
+        if sizes.keys() != {*axes}:
+            example = ",".join(f"{axis}=1" for axis in axes)
+            raise OptionError(
+                f"--sizes {text} does not give each dynamic axis of {model.path} a size: "
+                f"{', '.join(axes) or 'it has none'}",
+                f"pass --sizes {example}" if axes else "leave --sizes out",
+            )
+        found.append(sizes)
+    return found
+
+
+def set_files(output: Path, texts: Sequence[str] | str) -> list[Path]:
+    """Return the files of fixed sizes beside an output; empty for a single size, which is the output itself."""
+    names = ["x".join(part.rpartition("=")[2] for part in re.split("[,x]", text)) for text in _split(texts)]
+    return [sized_path(output, name) for name in names] if len(names) > 1 else []
+
+
+def sized_path(output: Path, name: str) -> Path:
+    """Return the path of a file of fixed sizes called e.g. `8x128`."""
+    return output.with_name(f"{output.stem}-{name}.onnx")
+
+
+def label(sizes: Mapping[str, int]) -> str:
+    """Return sizes as in the name of their file, e.g. `8x128`."""
+    return "x".join(map(str, sizes.values()))
+
+
+def axes_of(model: ModelFile) -> list[str]:
+    """Return the names of the dynamic axes of a model's inputs, in their order."""
+    return [*dict.fromkeys(axis for _, axes in input_axes(model) for axis in axes.values())]
+
+
+def input_axes(model: ModelFile) -> Iterator[tuple[str, dict[int, str]]]:
+    """Yield each input of a model with its dynamic axes, by position; one without a name is `NAME[POSITION]`."""
+    for info in model.structure.inputs:
+        yield (
+            info.name,
+            {
+                place: size or f"{info.name}[{place}]"
+                for place, size in enumerate(info.shape)
+                if not isinstance(size, int)
+            },
+        )
+
+
+def best_batches(lengths: Sequence[int], sizes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
+    """Yield the indices of rows for each batch, shortest first, such that all batches together have the least padding.
+
+    Args:
+        lengths: the length of each row.
+        sizes: the rows and the length of each possible batch.
+
+    Raises:
+        InputError: a row is longer than all of them.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    # The cost of the first rows, in elements and batches, and the start of their last batch.
+    best: list[tuple[int, int, int]] = [(0, 0, 0)]
+    for end, row in enumerate(order, 1):
+        starts = ((max(0, end - rows), rows * length) for rows, length in sizes if length >= lengths[row])
+        choices = [(best[start][0] + cost, best[start][1] + 1, start) for start, cost in starts]
+        if not choices:
+            raise InputError(
+                f"a text has {lengths[row]} tokens, and the largest size has {max(length for _, length in sizes)}",
+                "cut it, or make the files with a larger --sizes",
+            )
+        best.append(min(choices))
+    ends, end = [], len(order)
+    while end:
+        ends.append((best[end][2], end))
+        end = best[end][2]
+    yield from (order[start:end] for start, end in reversed(ends))
+
+
+def _split(texts: Sequence[str] | str) -> Iterator[str]:
+    for text in (texts,) if isinstance(texts, str) else texts:
+        yield from [text.strip()] if "=" in text else (part.strip() for part in text.split(","))

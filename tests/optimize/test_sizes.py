@@ -1,0 +1,289 @@
+"""Files of fixed sizes lie over one file of weights, and run as the model that they were made from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
+from onnxtool.agreement import verify
+from onnxtool.errors import InputError, ModelFileError, OptionError, VerificationError
+from onnxtool.graph.fixed_sizes import fix_sizes
+from onnxtool.infer import load
+from onnxtool.infer.chats import LongTexts
+from onnxtool.infer.vectors import SparseVectors
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import SIZES_KEY
+from onnxtool.model_file.weights import load_model
+from onnxtool.optimize.report import OptimizeReport
+from onnxtool.runtime import made_files
+from onnxtool.runtime.session import open_session
+from onnxtool.runtime.sizes import best_batches
+from tests.cli.entry_point import json_of, run_onnxtool
+from tests.graphs import save_text
+from tests.workshop import Workshop
+
+Floats = NDArray[np.float32]
+
+SIZES = "1x8,1x24,4x24"
+TEXTS = ("a", "a short text", "one that is a little longer than the others are", "b c", "d", "e f g", "h")
+
+
+def _set_of(source: Path, folder: Path, sizes: str = SIZES, **options: Any) -> tuple[Path, OptimizeReport]:
+    """Make the files of some sizes in a folder with the source's tokenizer."""
+    shutil.copytree(source.with_suffix(""), folder / source.stem, dirs_exist_ok=True)
+    output = folder / "set.onnx"
+    report = optimize_model(OptimizeOptions(source, output=output, sizes=sizes, timing=False, **options))
+    return output, report
+
+
+@pytest.fixture(scope="module")
+def source(workshop: Workshop) -> Path:
+    """An encoder that gives a vector for each token."""
+    return workshop.exported("tiny-encoder", exporter="torchscript")
+
+
+@pytest.fixture(scope="module")
+def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, OptimizeReport]:
+    """A set of three files."""
+    return _set_of(source, tmp_path_factory.mktemp("set"))
+
+
+@pytest.fixture
+def copied(made: tuple[Path, OptimizeReport], tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    shutil.copytree(made[0].parent, tmp_path / "copy")
+    return tmp_path / "copy" / made[0].name
+
+
+def _feeds(path: Path, rows: int, tokens: int, seed: int = 0) -> dict[str, NDArray[np.int64]]:
+    draw = np.random.default_rng(seed)
+    mask = (np.arange(tokens) < draw.integers(1, tokens + 1, rows)[:, None]).astype(np.int64)
+    every = {"input_ids": draw.integers(5, 400, (rows, tokens)), "attention_mask": mask, "token_type_ids": 0 * mask}
+    return {info.name: every[info.name] for info in ModelFile.open(path).structure.inputs}
+
+
+def _assert_same(found: Iterable[Floats], expected: Iterable[Floats], real: NDArray[np.bool_]) -> None:
+    """Compare all outputs, those of padding left out."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        where = real if one.ndim > 2 else slice(None)
+        np.testing.assert_allclose(one[where], other[where], atol=1e-5)
+
+
+def _weights(path: Path) -> set[str]:
+    tensors = onnx.load(path, load_external_data=False).graph.initializer
+    return {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+
+
+def test_all_files_read_one_file_of_weights_and_compute_no_sizes(made: tuple[Path, OptimizeReport]) -> None:
+    output, report = made
+    assert [one.file for one in report.sizes] == ["set-1x8.onnx", "set-1x24.onnx", "set-4x24.onnx"]
+    for one in report.sizes:
+        graph = onnx.load(output.with_name(one.file), load_external_data=False).graph
+        shapes = [
+            [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in (*graph.input, graph.output[0])
+        ]
+        assert all(shape[:2] == [*one.sizes.values()] for shape in shapes)
+        assert not {"Shape", "Size", "Range"} & {node.op_type for node in graph.node}
+        assert one.num_computing == 0
+        assert one.verification is not None
+        assert one.verification.passed
+        assert _weights(output.with_name(one.file)) == _weights(output) == {"set.onnx.data"}
+
+
+def test_the_set_gives_what_the_file_of_any_size_gives(made: tuple[Path, OptimizeReport]) -> None:
+    """Rows and tokens are filled up, more rows than any file has are split, and what was added is cut off."""
+    output, _ = made
+    alone, together = ort.InferenceSession(output, providers=["CPUExecutionProvider"]), open_session(output)
+    for rows, tokens in itertools.product((1, 3, 4, 9), (1, 8, 9, 24)):
+        feeds = _feeds(output, rows, tokens)
+        _assert_same(together.run(feeds).values(), alone.run(None, feeds), feeds["attention_mask"] != 0)
+    with pytest.raises(InputError, match=r"batch_size x sequence of 1x8, 1x24, 4x24, and the inputs are 2x25"):
+        together.run(_feeds(output, 2, 25))
+
+
+def test_export_compares_each_size_with_pytorch_and_texts_are_encoded_by_the_set(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """Texts are cut to the largest size, or refused as told."""
+    checkpoint = workshop.checkpoint("tiny-splade")
+    options = ExportOptions(str(checkpoint), output=tmp_path / "m.onnx", sizes="1x8,2x16", exporter="torchscript")
+    report = export_model(options)
+    assert [one.file for one in report.sizes] == ["m-1x8.onnx", "m-2x16.onnx"]
+    together = load(tmp_path / "m.onnx")
+    alone = load(workshop.exported("tiny-splade", exporter="torchscript", head="splade"))
+    found, expected = (model.encode(TEXTS) for model in (together, alone))
+    assert isinstance(found, SparseVectors)
+    assert isinstance(expected, SparseVectors)
+    np.testing.assert_array_equal(found.indices, expected.indices)
+    np.testing.assert_allclose(found.weights, expected.weights, atol=1e-5)
+    long = "word " * 60
+    assert [len(text) for text in together.tokenize(long)] == [16]
+    assert together.limit is not None
+    assert together.limit.source == "the largest of its --sizes"
+    with pytest.raises(InputError, match="16"):
+        together.windows(long, long=LongTexts.of("fail"))
+
+
+def test_batches_have_the_least_padding_that_any_order_could_have() -> None:
+    """Compared with all ways to cut the texts, sorted by length, into batches."""
+    sizes, draw = ((1, 8), (1, 24), (4, 24), (3, 10)), np.random.default_rng(0)
+    for _ in range(30):
+        lengths = draw.integers(1, 25, 7).tolist()
+        found = [*best_batches(lengths, sizes)]
+        assert sorted(itertools.chain(*found)) == [*range(7)]
+        costs = [_cost([lengths[place] for place in batch], sizes) for batch in found]
+        ordered = sorted(lengths)
+        cuts = itertools.chain.from_iterable(itertools.combinations(range(1, 7), number) for number in range(7))
+        every = (sum(_cost(ordered[a:b], sizes) for a, b in itertools.pairwise((0, *cut, 7))) for cut in cuts)
+        assert sum(costs) == min(every)
+
+
+def _cost(lengths: Sequence[int], sizes: Sequence[tuple[int, int]]) -> float:
+    return min(
+        (rows * tokens for rows, tokens in sizes if rows >= len(lengths) and tokens >= max(lengths)), default=1e9
+    )
+
+
+def test_a_missing_or_changed_file_of_the_set_is_named(copied: Path) -> None:
+    copied.with_name("set-1x24.onnx").write_bytes(copied.with_name("set-1x8.onnx").read_bytes())
+    with pytest.raises(ModelFileError, match=r"set-1x24\.onnx is not the file of its set"):
+        load(copied)
+    copied.with_name("set-1x24.onnx").unlink()
+    with pytest.raises(ModelFileError, match=r"set-1x24\.onnx is missing"):
+        open_session(copied)
+
+
+@pytest.mark.parametrize("name", ["../other.onnx", "/etc/passwd", ""])
+def test_a_stamp_that_names_a_file_elsewhere_is_refused(copied: Path, name: str) -> None:
+    model = onnx.load(copied, load_external_data=False)
+    for entry in model.metadata_props:
+        if entry.key == SIZES_KEY:
+            entry.value = json.dumps([{**one, "file": name} for one in json.loads(entry.value)])
+    copied.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelFileError, match="does not name files of fixed sizes"):
+        open_session(copied)
+
+
+def test_a_single_size_is_the_output_itself(source: Path, tmp_path: Path) -> None:
+    output, report = _set_of(source, tmp_path, "2x8")
+    assert [one.file for one in report.sizes] == ["set.onnx"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["set.onnx", source.stem]
+    session = ort.InferenceSession(output, providers=["CPUExecutionProvider"])
+    assert [value.shape for value in session.get_inputs()] == [[2, 8]] * len(session.get_inputs())
+    feeds = _feeds(source, 2, 8)
+    _assert_same(session.run(None, feeds), open_session(source).run(feeds).values(), feeds["attention_mask"] != 0)
+
+
+def test_a_new_run_removes_the_files_of_the_former_one_and_forgets_them(copied: Path, source: Path) -> None:
+    optimize_model(OptimizeOptions(copied, output=copied.with_name("other.onnx"), timing=False))
+    assert not ModelFile.open(copied.with_name("other.onnx")).sizes
+    (copied.parent / "other.onnx").unlink()
+    optimize_model(OptimizeOptions(source, output=copied, sizes="1x8,2x8", timing=False, force=True))
+    graphs = sorted(path.name for path in copied.parent.glob("*.onnx*"))
+    assert graphs == ["set-1x8.onnx", "set-2x8.onnx", "set.onnx", "set.onnx.data.2"]
+    optimize_model(OptimizeOptions(source, output=copied, timing=False, force=True))
+    assert sorted(path.name for path in copied.parent.glob("*.onnx*")) == ["set.onnx"]
+
+
+def test_a_file_that_computes_something_else_is_not_kept(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong constant would give wrong vectors at one size alone."""
+
+    def fix_wrongly(model: ir.Model, sizes: dict[str, int]) -> int:
+        result = fix_sizes(model, sizes)
+        if sizes["sequence"] == 24:
+            node = next(node for node in model.graph if node.op_type == "LayerNormalization")
+            node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.5)
+        return result
+
+    monkeypatch.setattr(made_files, "fix_sizes", fix_wrongly)
+    with pytest.raises(VerificationError, match=r"differs from set\.onnx"):
+        _set_of(source, tmp_path)
+    assert not [*tmp_path.glob("*.onnx*")]
+
+
+def test_verify_compares_each_file_of_the_set(made: tuple[Path, OptimizeReport], source: Path) -> None:
+    found = verify(made[0], source)
+    assert found.passed
+    assert {case.description.partition(":")[0] for case in found.cases} >= {"1x8", "1x24", "4x24"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ("1x0", "'1x0' is not a size"),
+        ("x", "'x' is not a size"),
+        ("1x8,1x8", "says something twice"),
+        ("batch_size=1,batch_size=2", "says something twice"),
+        (("1x8", "batch_size=1,sequence=8"), "would have one file"),
+        ("8", "does not give each dynamic axis .* batch_size, sequence"),
+        ("batch_size=1,width=8", "does not give each dynamic axis"),
+    ],
+)
+def test_sizes_that_say_too_little_or_too_much_are_refused(source: Path, sizes: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        optimize_model(OptimizeOptions(source, output=source.with_name("unwritten.onnx"), sizes=sizes))
+
+
+def test_axes_may_be_named(source: Path, tmp_path: Path) -> None:
+    _, report = _set_of(source, tmp_path, "sequence=8,batch_size=2")
+    assert report.sizes[0].sizes == {"sequence": 8, "batch_size": 2}
+
+
+def test_int8_that_takes_ranges_over_a_batch_has_no_sizes_to_fill_up(source: Path, tmp_path: Path) -> None:
+    """What fills up the batch would change the vectors of the texts in it."""
+    with pytest.raises(VerificationError, match="differs"):
+        _set_of(source, tmp_path, precision="int8", activations="dynamic")
+
+
+def test_int8_with_ranges_of_its_own_for_each_token_has_sizes(source: Path, tmp_path: Path) -> None:
+    output, report = _set_of(source, tmp_path, "1x8,4x16", precision="int8")
+    assert all(one.verification is not None and one.verification.passed for one in report.sizes)
+    assert len(_weights(output)) == 1
+
+
+def test_sizes_that_depend_on_values_stay_computed(tmp_path: Path) -> None:
+    """The number of elements above zero is known when the graph runs, that of all elements before."""
+    body = "{ s = Shape(x) r = Reshape(x, s) z = NonZero(r) n = Shape(z) m = Size(x) y = Add(n, m) }"
+    path = save_text(tmp_path / "m.onnx", f"g (float[b, t] x) => (int64[k] y) {body}")
+    model = load_model(path)
+    assert fix_sizes(model, {"b": 2, "t": 3}) == 1
+    assert [node.op_type for node in model.graph] == ["Reshape", "NonZero", "Shape", "Add"]
+
+
+def test_a_graph_without_a_mask_has_one_size_and_not_several(tmp_path: Path) -> None:
+    """A mean over all tokens would count what fills them up."""
+    path = save_text(
+        tmp_path / "m.onnx",
+        "g (float[batch, sequence, 4] x) => (float[batch, 4] y) <int64[1] a={1}> { y = ReduceMean<keepdims=0>(x, a) }",
+    )
+    alone = optimize_model(OptimizeOptions(path, output=tmp_path / "one.onnx", sizes="2x6", timing=False))
+    assert len(alone.sizes) == 1
+    with pytest.raises(VerificationError, match="differs"):
+        optimize_model(OptimizeOptions(path, output=tmp_path / "set.onnx", sizes="1x6,2x6", timing=False))
+
+
+def test_the_command_plans_makes_lists_and_reads_the_set(source: Path, tmp_path: Path) -> None:
+    shutil.copytree(source.with_suffix(""), tmp_path / source.stem)
+    command = ("optimize", source, "--sizes", "1x8", "--sizes", "2x8", "--output", "m.onnx", "--no_timing")
+    plan = json_of(run_onnxtool(tmp_path, *command, "--dry_run", "--format", "json"))
+    names = ["m-1x8.onnx", "m-2x8.onnx", "m.onnx", "m.onnx.data"]
+    assert [Path(file["path"]).name for file in plan["files"]] == names
+    run_onnxtool(tmp_path, *command)
+    assert sorted(path.name for path in tmp_path.glob("m*")) == sorted(names)
+    assert "batch_size 2, sequence 8 in m-2x8.onnx" in run_onnxtool(tmp_path, "stats", "m.onnx").stdout
+    assert run_onnxtool(tmp_path, "infer", "m.onnx", "--text", "a text", "--text", "another").returncode == 0
