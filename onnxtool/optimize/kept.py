@@ -53,7 +53,8 @@ def require_matches(model: ir.Model, patterns: Sequence[str]) -> None:
     known = {name for node in model.graph.all_nodes() for name in _names(node)} | _FUSED
     for pattern in patterns:
         if not any(map(_matcher(pattern), known)):
-            close = difflib.get_close_matches(_dotted(pattern), sorted(known), cutoff=0.5)
+            named = sorted((name for name in known if _dotted(pattern) in name), key=lambda name: (len(name), name))
+            close = named[:3] or difflib.get_close_matches(_dotted(pattern), sorted(known), cutoff=0.5)
             near = f"the closest names are {', '.join(close)}; " if close else ""
             raise OptionError(
                 f"--keep_float32 {pattern} matches no node, layer or operator of the model",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, numpy_helper
@@ -16,9 +17,13 @@ from onnx import TensorProto, numpy_helper
 from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.cli import main
 from onnxtool.errors import OptionError, PassError
+from onnxtool.graph.edit import replace_and_erase
+from onnxtool.graph.writer import Writer
 from onnxtool.model_file import ModelFile
+from onnxtool.optimize.kept import Trail, note_matches, patterns_of
 from onnxtool.optimize.report import OptimizeReport
 from tests.cli.entry_point import run_onnxtool
+from tests.graphs import of_text, save_text
 
 SIX = ("encoder.layer.*.attention.output.dense", "/encoder/layer.?/intermediate/dense", "encoder.layer.*.output.dense")
 _QUANTIZED = (TensorProto.INT8, TensorProto.UINT8)
@@ -72,7 +77,7 @@ def test_half_precision_is_cast_once_at_each_border(exported: Path) -> None:
     [
         ("Softmax", (True, True)),  # in both attentions
         ("encoder.layer.1.attention.self", (False, True)),
-        ("encoder.layer.0.attention.self.key", (True, False)),
+        ("encoder.layer.0.attention.self.query", (True, False)),  # its bias, of zeros, is also the other one's
         ("Attention", (True, True)),  # no operator of the input
     ],
 )
@@ -88,10 +93,43 @@ def test_a_fused_operator_stays_with_what_it_took_in(exported: Path, pattern: st
 
 
 def test_one_of_three_packed_layers_is_kept_in_int8(exported: Path) -> None:
-    """The keys of an attention stay in float32, its queries and values do not."""
-    report = optimized(exported, "int8", "encoder.layer.0.attention.self.key")
+    """The keys of an attention stay in float32; its queries and values have the codes of a run without the pattern."""
+    base, report = (optimized(exported, "int8", *given) for given in ((), ("encoder.layer.0.attention.self.key",)))
     assert report.quantization is not None
-    assert [layer.name for layer in report.quantization.kept] == ["encoder.layer.0.attention.self.query.weight_qkv_key"]
+    name = "encoder.layer.0.attention.self.query.weight_qkv"
+    assert [layer.name for layer in report.quantization.kept] == [f"{name}_key"]
+    codes = [{one.name: one.raw_data for one in graph_of(made).initializer} for made in (base, report)]
+    assert all(codes[0][f"{name}_{part}_int8"] == codes[1][f"{name}_{part}_int8"] for part in ("query", "value"))
+
+
+def test_a_lookup_is_kept(tmp_path: Path) -> None:
+    """A node that only looks up rows, by its name."""
+    table = np.random.default_rng(0).normal(size=(1024, 32)).astype(np.float32)
+    body = "[words] h = Gather(t, ids) y = MatMul(h, w)"
+    graph = f"g (int64[b, 6] ids) => (float[b, 6, 32] y) {{ {body} }}"
+    path = save_text(tmp_path / "m.onnx", graph, {"t": table, "w": table[:32]}, 18)
+    dtypes = {one.name: one.data_type for one in graph_of(optimized(path, "int8", "words")).initializer}
+    assert (dtypes["t"], dtypes["w_int8"]) == (TensorProto.FLOAT, TensorProto.INT8)
+
+
+@pytest.mark.parametrize(("pattern", "kept"), [("l0*", ["Mul_0"]), ("l0_m", ["Mul_0", "Mul_1"])])
+def test_what_two_fusions_take_in_counts_where_nothing_else_does(pattern: str, kept: list[str]) -> None:
+    """Two nodes replace two layers and the mask that both read, which may have the scope of one."""
+    body = "[l0_m] m = Neg(c) [l0] a = Add(x, m) p = Relu(a) [l1] b = Add(p, m) y = Relu(b)"
+    model = ir.from_proto(of_text(f"g (float[2] x, float[2] c) => (float[2] y) {{ {body} }}", {}, 18))
+    note_matches(model, [pattern])
+    before = Trail.of(model)
+    for number, node in enumerate([node for node in model.graph if node.op_type == "Relu"]):
+        total = node.inputs[0].producer()
+        fused = Writer(node).node("Mul", [total.inputs[0], model.graph.inputs[1]])
+        made = fused.producer()
+        assert made is not None
+        made.name = f"Mul_{number}"
+        replace_and_erase(node.outputs[0], fused)
+    assert before is not None
+    before.note(model)
+    assert [node.name for node in model.graph if patterns_of(node)] == kept
+    assert [node.op_type for node in model.graph] == ["Mul", "Mul"]
 
 
 def test_tables_are_kept(exported: Path) -> None:
@@ -127,6 +165,13 @@ def test_a_match_that_computes_nothing_is_an_error(exported: Path) -> None:
     """A Shape has no floats to keep."""
     with pytest.raises(PassError, match="--keep_float32 Shape keeps nothing"):
         optimized(exported, "fp16", "encoder.layer.0", "Shape")
+
+
+@pytest.mark.parametrize(("precision", "why"), [("fp16", "--keep_float32 keeps what could be"), ("int8", "float32")])
+def test_a_pattern_that_keeps_everything_is_an_error(exported: Path, precision: str, why: str) -> None:
+    """Nothing would be converted."""
+    with pytest.raises(PassError, match=why):
+        optimized(exported, precision, "*")
 
 
 @pytest.mark.parametrize(("precision", "provider"), [("fp32", "cpu"), ("bf16", "openvino")])

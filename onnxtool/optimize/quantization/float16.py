@@ -176,7 +176,9 @@ def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outc
     alone = [node for node in model.graph if node not in halved | named and any(v.name in floats for v in node.outputs)]
     num_kept = sum(node in kept or any(value.name in fallbacks for value in node.outputs) for node in alone)
     note = f"{num_kept} nodes stay in float32, because float16 is too coarse or too narrow for them" if num_kept else ""
-    if not halved and not note:
+    if not halved and named:
+        note = "--keep_float32 keeps what could be"
+    elif not halved and not note:
         note = _BRANCHES if _has_branches(model) else "no operator with a weight takes float16 in place of float32"
     return Outcome(model, len(halved), note)
 
