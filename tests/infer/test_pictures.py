@@ -18,8 +18,6 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from onnxtool import BenchmarkOptions, ExportOptions, benchmark, export_model
 from onnxtool.checkpoint.limits import graph_limit
@@ -34,6 +32,7 @@ from onnxtool.model_file import ModelFile
 from tests.cli.entry_point import json_of, run_infer
 from tests.export.test_modalities import TEXT, VISION, save, with_tokenizer
 from tests.infer.tiny_models import CLS, PAD, SEP
+from tests.retrieval.tiny_pages import colpali as save_colpali
 
 SIZES = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
 
@@ -334,9 +333,6 @@ def test_a_model_that_compares_something_else_is_refused(
         export_side(clip.folder, tmp_path / "m.onnx", TASK_OF_PICTURES)
 
 
-PAGE_WORDS = ("<pad>", "<eos>", "<bos>", "<unk>", "Describe", "the", "image.", "Find:", "a", "cat", "sat", "\n")
-
-
 class ColPali:
     """A tiny retriever of pages with both sides exported.
 
@@ -346,28 +342,8 @@ class ColPali:
     """
 
     def __init__(self, root: Path) -> None:
-        words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(PAGE_WORDS)}, unk_token=PAGE_WORDS[3]))
-        lines = pre_tokenizers.Split("\n", "isolated")
-        words.pre_tokenizer = pre_tokenizers.Sequence([lines, pre_tokenizers.Split(" ", "removed")])
-        names = {f"{name}_token": f"<{name}>" for name in ("pad", "eos", "bos", "unk")}
-        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, model_max_length=64, **names)
-        pixels = SiglipImageProcessorPil(size={"height": 32, "width": 32})
-        pixels.image_seq_length = 16
-        self.processor = transformers.ColPaliProcessor(
-            pixels, tokenizer, visual_prompt_prefix="Describe the image.", query_prefix="Find: "
-        )
-        ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
-        small = {"num_key_value_heads": 1, "head_dim": 8, "num_hidden_layers": 1, "model_type": "gemma", **ids}
-        vlm = transformers.PaliGemmaConfig(
-            text_config=TEXT | small | {"vocab_size": len(tokenizer), "max_position_embeddings": 128},
-            vision_config=VISION | {"projection_dim": 32, "vision_use_head": False, "num_hidden_layers": 1},
-            image_token_index=self.processor.image_token_id,
-            projection_dim=32,
-        )
-        config = transformers.ColPaliConfig(vlm_config=vlm, embedding_dim=8)
-        self.folder = save(
-            transformers.ColPaliForRetrieval(config).eval(), root / "colpali", self.processor, spread=0.15
-        )
+        self.folder = root / "colpali"
+        self.processor = save_colpali(self.folder)
         self.model = transformers.ColPaliForRetrieval.from_pretrained(self.folder).eval()
         self.pages, self.queries = root / "pages.onnx", root / "queries.onnx"
         self.report = export_side(self.folder, self.pages, TASK_OF_PICTURES)
@@ -389,7 +365,7 @@ def test_pages_are_ranked_for_a_query_as_the_processor_scores_them(colpali: ColP
     """A page is pixels alone; a query is written as the processor does; the score is MaxSim."""
     assert [(tensor.name, tensor.shape) for tensor in (*colpali.report.inputs, *colpali.report.outputs)] == [
         ("pixel_values", ("batch_size", 3, 32, 32)),
-        ("token_embeddings", ("batch_size", 21, 8)),
+        ("token_embeddings", ("batch_size", 37, 8)),
     ]
     opened = [Image.open(path).convert("RGB") for path in clip.pictures]
     pages, query = colpali.embed(images=opened), colpali.embed(text=["a cat sat"])
