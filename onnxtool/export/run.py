@@ -220,6 +220,8 @@ def _plan_files(request: Request) -> WritePlan:
         check_model_output(graphs[-1], force=options.force)
     precisions = target.precisions(options.precisions)
     graphs += set_files(paths.graph, options.sizes)
+    if len(graphs) > 1 and options.sizes:
+        graphs.append(paths.graph.with_name(f"{paths.graph.name}.data"))
     graphs += [paths.graph.with_name(name) for precision in precisions for name in target.variants[precision]]
     graphs += [paths.files / CARD] if precisions else []
     names = dict.fromkeys((*SIDECAR_FILES, *(all_files() if source.is_local else ()), *module_files(source)))

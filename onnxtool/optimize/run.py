@@ -123,6 +123,7 @@ def plan_optimization(options: OptimizeOptions) -> WritePlan:
 def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     """Return the input and the output path, after checking them."""
     source = ModelFile.open(options.model_path)
+    source = source.with_sizes([]) if source.sizes else source
     check_harmless(source)
     if source.compiled is not None:
         raise PassError(
@@ -133,6 +134,11 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     kind = "optimized" if options.precision in ("fp32", "auto") else options.precision
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-{kind}.onnx")
     check_model_output(output, force=options.force)
+    if options.sizes and source.text_input is not None:
+        raise PassError(
+            f"{source.path} reads texts, and --sizes is for graphs that read ids",
+            "pass --sizes to the export without --tokenizer in_graph",
+        )
     read_sizes(options.sizes, source)
     if options.given != NO_INPUTS:  # inconsistencies are reported before the first pass
         input_cases(source, given=options.given)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from onnxtool.errors import SessionError, first_line
+from onnxtool.errors import InputError, SessionError, first_line
 from onnxtool.graph.fixed_sizes import fix_sizes
 from onnxtool.model_file import ModelFile, Staging
 from onnxtool.model_file.metadata import INPUTS_KEY, STEPS_KEY, SizedFile, digest_of_start, sizes_entry, step_entry
@@ -38,7 +38,7 @@ _EQUAL = Tolerance(atol=0.0, rtol=0.0, cosine=-1.0, rounding=0.0)
 def write_sizes(
     model: ModelFile,
     staging: Staging,
-    all_sizes: Sequence[Sizes],
+    all_sizes: Mapping[str, Sizes],
     provider: ExecutionProvider | None,
     check: Callable[[ModelFile], object] | None = None,
     *,
@@ -49,7 +49,7 @@ def write_sizes(
     Args:
         model: the staged file with its stamps; for several sizes, with its weights in a file of their own.
         staging: where it is.
-        all_sizes: a size for each of its dynamic axes, in each.
+        all_sizes: by the name of their file, a size for each of its dynamic axes.
         provider: where the results are to run; None for no comparison with the file.
         check: compares a result with something else as well, given the model with this file of fixed sizes alone.
         compiles: whether the provider compiles each result.
@@ -63,9 +63,9 @@ def write_sizes(
     """
     results: list[SizeResult] = []
     stated: list[SizedFile] = []
-    for sizes in all_sizes:
-        path = sized_path(model.path, label(sizes))
-        tell(f"fixing the sizes to {label(sizes)}")
+    for name, sizes in all_sizes.items():
+        path = sized_path(model.path, name)
+        tell(f"fixing the sizes to {name}")
         cases = [] if provider is None else _cases(model, sizes)
         fixed, num_computing = _write(model, path, sizes, cases)
         alone, verification = model.with_sizes([_stated(path, sizes)]), None
@@ -137,15 +137,21 @@ def compare_sizes(model: ModelFile, alone: ModelFile, cases: Sequence[Case], *, 
         fills_up: whether smaller inputs are to be filled up without a mask.
 
     Raises:
-        SessionError: the model runs on none of them.
+        InputError: the model itself does not run on its sizes.
     """
     (stated,) = alone.sizes
     half = {axis: (size + 1) // 2 for axis, size in stated.sizes.items()}
     is_filled_up = fills_up or any(map(is_mask, model.structure.inputs))
-    shorter = [] if half == stated.sizes or not is_filled_up else _cases(model, half)
+    is_known = all(size in half or isinstance(size, int) for info in model.structure.outputs for size in info.shape)
+    shorter = _cases(model, half) if is_filled_up and (fills_up or is_known) and half != stated.sizes else []
     run = open_session(model.with_sizes([]), provider=CPU, frugal=True).run
     expected = run_reference(run, [*cases, *shorter], name=model.path.name, refusal=SessionError)
     del run
+    if not any(case is one for case in expected.cases for one in cases):
+        raise InputError(
+            f"{model.path.name} itself does not run on inputs of {label(stated.sizes)}: {expected.refused[0]}",
+            "pass --sizes that it takes, up to its longest text",
+        )
     is_half = any(tensor.dtype == "float16" for tensor in model.structure.initializers)
     tolerance = TOLERANCES["fp16"] if is_half else tolerance_of(model, ExecutionProvider.parse(CPU))
     return verify(open_session(alone, provider=CPU, frugal=True).run, expected, tolerance)

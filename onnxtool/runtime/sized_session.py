@@ -123,7 +123,7 @@ class SizedSession(Session):
                 raise InputError(
                     f"the output {info.name} of {self.model.path} has sizes {list(info.shape)}, and what padding adds "
                     "to them is unknown",
-                    f"give it inputs of one of its sizes: {', '.join(label(one) for one, _ in self.files)}",
+                    "name the axes of its inputs and outputs alike, or give it inputs of one of its sizes",
                 )
             cut.append(array[tuple(slice(found[size] if isinstance(size, str) else None) for size in info.shape)])
         return cut

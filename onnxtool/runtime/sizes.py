@@ -66,21 +66,23 @@ def check_sizes(texts: Sequence[str] | str) -> None:
         raise OptionError(f"two of the sizes {', '.join(given)} would have one file", "make them in two runs")
 
 
-def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> list[Sizes]:
-    """Return each size that `--sizes` states, for the dynamic axes of a model.
+def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> dict[str, Sizes]:
+    """Return each size that `--sizes` states, for the dynamic axes of a model, by the name that its file has.
 
     Raises:
-        OptionError: a size names other axes than these, or is the same as another.
+        OptionError: a size names other axes than these.
     """
-    axes = axes_of(model)
-    found: list[Sizes] = []
+    axes, places = axes_of(model), [axes for _, axes in input_axes(model)]
+    found: dict[str, Sizes] = {}
     for text in _split(texts):
         if "=" in text:
             pairs = (part.partition("=") for part in text.split(","))
             sizes = {name.strip(): int(value) for name, _, value in pairs}
         else:
             numbers = [int(number) for number in text.split("x")]
-            sizes = dict(zip(axes, numbers, strict=True)) if len(numbers) == len(axes) else {}
+            sizes = dict(zip(axes, numbers, strict=False)) if len(numbers) == len(axes) else {}
+            if all([*one] == [*range(len(numbers))] for one in places):  # axes without names, the same in all inputs
+                sizes = {axis: numbers[place] for one in places for place, axis in one.items()}
         if sizes.keys() != {*axes}:
             example = ",".join(f"{axis}=1" for axis in axes)
             raise OptionError(
@@ -88,13 +90,13 @@ def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> list[Sizes]:
                 f"{', '.join(axes) or 'it has none'}",
                 f"pass --sizes {example}" if axes else "leave --sizes out",
             )
-        found.append(sizes)
+        found[_name(text)] = sizes
     return found
 
 
 def set_files(output: Path, texts: Sequence[str] | str) -> list[Path]:
     """Return the files of fixed sizes beside an output; empty for a single size, which is the output itself."""
-    names = ["x".join(part.rpartition("=")[2] for part in re.split("[,x]", text)) for text in _split(texts)]
+    names = [*map(_name, _split(texts))]
     return [sized_path(output, name) for name in names] if len(names) > 1 else []
 
 
@@ -103,8 +105,12 @@ def sized_path(output: Path, name: str) -> Path:
     return output.with_name(f"{output.stem}-{name}.onnx")
 
 
+def _name(text: str) -> str:
+    return "x".join(part.rpartition("=")[2] for part in text.split(","))
+
+
 def label(sizes: Mapping[str, int]) -> str:
-    """Return sizes as in the name of their file, e.g. `8x128`."""
+    """Return sizes as a text, e.g. `8x128`."""
     return "x".join(map(str, sizes.values()))
 
 

@@ -187,10 +187,7 @@ def test_a_single_size_is_the_output_itself(source: Path, tmp_path: Path) -> Non
     _assert_same(session.run(None, feeds), open_session(source).run(feeds).values(), feeds["attention_mask"] != 0)
 
 
-def test_a_new_run_removes_the_files_of_the_former_one_and_forgets_them(copied: Path, source: Path) -> None:
-    optimize_model(OptimizeOptions(copied, output=copied.with_name("other.onnx"), timing=False))
-    assert not ModelFile.open(copied.with_name("other.onnx")).sizes
-    (copied.parent / "other.onnx").unlink()
+def test_a_new_run_removes_the_files_of_the_former_one(copied: Path, source: Path) -> None:
     optimize_model(OptimizeOptions(source, output=copied, sizes="1x8,2x8", timing=False, force=True))
     graphs = sorted(path.name for path in copied.parent.glob("*.onnx*"))
     assert graphs == ["set-1x8.onnx", "set-2x8.onnx", "set.onnx", "set.onnx.data.2"]
@@ -287,3 +284,24 @@ def test_the_command_plans_makes_lists_and_reads_the_set(source: Path, tmp_path:
     assert sorted(path.name for path in tmp_path.glob("m*")) == sorted(names)
     assert "batch_size 2, sequence 8 in m-2x8.onnx" in run_onnxtool(tmp_path, "stats", "m.onnx").stdout
     assert run_onnxtool(tmp_path, "infer", "m.onnx", "--text", "a text", "--text", "another").returncode == 0
+
+
+def test_axes_without_names_take_a_size_by_their_place(tmp_path: Path) -> None:
+    """As other exporters write them: nothing says that the axes of two inputs are the same."""
+    body = "{ h = Mul(x, m) y = Relu(h) }"
+    path = save_text(tmp_path / "m.onnx", f"g (float[?, ?] x, float[?, ?] m) => (float[?, ?] y) {body}")
+    report = optimize_model(OptimizeOptions(path, output=tmp_path / "one.onnx", sizes="2x3", timing=False))
+    assert report.sizes[0].sizes == {"x[0]": 2, "x[1]": 3, "m[0]": 2, "m[1]": 3}
+
+
+def test_a_size_that_the_model_does_not_take_is_named(source: Path, tmp_path: Path) -> None:
+    """More tokens than the table has positions."""
+    with pytest.raises(InputError, match=r"itself does not run on inputs of 1x4000"):
+        _set_of(source, tmp_path, "1x4000")
+
+
+def test_a_set_may_be_optimized_again(copied: Path) -> None:
+    """The file of any size is optimized, and calibrated on texts of any length."""
+    output = copied.with_name("int8.onnx")
+    optimize_model(OptimizeOptions(copied, output=output, precision="int8", timing=False))
+    assert not ModelFile.open(output).sizes
