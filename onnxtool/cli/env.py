@@ -49,7 +49,7 @@ def _place(path: Path, provider: str | None, result: Result) -> int:
         ("Model", found.model),
         ("Provider", found.provider),
         ("Answer", f"{asked}: {found.source}"),
-        ("Nodes", f"{found.num_nodes - len(found.refused)} of {found.num_nodes} on the provider"),
+        ("Nodes", f"{found.num_taken} of {found.num_nodes} on the provider"),
         *([] if found.opens is None else [("Session without the CPU", "opens" if found.opens else "does not open")]),
         *([("Not checked", found.not_checked)] if found.not_checked else []),
     ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from onnxtool.errors import ProviderError, first_line
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.domains import default_opset
-from onnxtool.model_file.wire import Node, read_nodes
+from onnxtool.model_file.wire import read_nodes
 from onnxtool.model_file.wire.structure import scope_of_node
 from onnxtool.reading import read_json
 from onnxtool.reports import short_repr
@@ -28,6 +29,8 @@ from onnxtool.runtime.providers import (
 from onnxtool.runtime.session import disabled_optimizers, find_provider, made_for
 
 _SECONDS, _BYTES, _COPIES = 600, 4 << 30, 6  # of processor time; of memory, and of the model's weights in it
+_MOST_CHARACTERS = 2000  # of an error
+_CAMEL = re.compile(r"[A-Z][a-z0-9]+[A-Z]").match  # no English word is written like that
 _DOCUMENTED = Path(__file__).with_name("documented_operators.json")
 
 
@@ -49,8 +52,8 @@ class Placement:
     Attributes:
         asked: whether the provider itself answered, in a session of this onnxruntime; otherwise it is documentation.
         source: the version of the provider, or the documentation and its version.
-        num_nodes: nodes of the file; of the graph as the provider gets it, if it was asked.
-        refused: nodes that it leaves to the CPU, or that its documentation does not list.
+        num_nodes: nodes of the graph as the provider gets it, or of the file; `num_taken` of them run there.
+        refused: nodes that it leaves to the CPU, that its error names, or that its documentation does not list.
         opens: whether a session opens that forbids the CPU to step in; None if nothing was asked.
         reasons: what else is in the way.
         whole: whether nothing is.
@@ -59,13 +62,14 @@ class Placement:
 
     model: str
     provider: str
+    refused: tuple[RefusedNode, ...]
+    whole: bool
     asked: bool
     source: str
     num_nodes: int
-    refused: tuple[RefusedNode, ...]
+    num_taken: int
     opens: bool | None
-    reasons: tuple[str, ...]
-    whole: bool
+    reasons: Sequence[str]
     not_checked: str = ""
 
 
@@ -81,96 +85,89 @@ def find_placement(model: ModelFile, text: str | None = None) -> Placement:
     documented = read_json(_DOCUMENTED)
     name = text.partition("?")[0].partition(":")[0]
     if name in documented and (name == "webnn" or provider_problem(name)):
-        return _look_up(model, name, documented[name])
-    provider = ExecutionProvider.parse(text)
-    if problem := provider_problem(provider.place, provider.library):
-        raise ProviderError(
-            f"{provider.place} cannot be asked here, and no documentation lists its operators: {problem}",
-            f"run this where it is installed; documentation is known for {', '.join(documented)}",
-        )
-    return _ask(model, find_provider(model, text)[0])
+        text, answer = name, _look_up(model, documented[name])
+    else:
+        provider = ExecutionProvider.parse(text)
+        if problem := provider_problem(provider.place, provider.library):
+            raise ProviderError(
+                f"{provider.place} cannot be asked here, and no documentation lists its operators: {problem}",
+                f"run this where it is installed; documentation is known for {', '.join(documented)}",
+            )
+        answer = _ask(model, find_provider(model, text)[0])
+    inputs = {node.name: node.inputs for node in read_nodes(model.path)}  # of which weights may name the layer
+    refused = tuple(
+        RefusedNode(operator, name, scope_of_node(name, "", inputs.get(name, ())))
+        for operator, name in answer.pop("refused")
+    )
+    return Placement(str(model.path), text, refused, whole=not refused and not answer["reasons"], **answer)
 
 
-def _look_up(model: ModelFile, name: str, known: dict[str, Any]) -> Placement:
+def _look_up(model: ModelFile, known: dict[str, Any]) -> dict[str, Any]:
     """Compare operators, opset and axes with what is documented."""
-    operators, nodes = set(known["operators"].split()), list(read_nodes(model.path))
-    named = [(f"{node.domain}::{node.op_type}" if node.domain else node.op_type, node.name) for node in nodes]
-    reasons = []
+    nodes, reasons, listed = _nodes_of(model), [], {*known["operators"].split(), "Constant"}
+    refused = [node for node in nodes if node[0] not in listed]
     if (opset := default_opset(model.structure.opsets)) < known["opset"]:
         reasons.append(f"opset {opset}, and {known['opset']} is the lowest that is listed")
-    dynamic = [f"{one.name} {list(one.shape)}" for one in model.structure.inputs if not _is_fixed(one.shape)]
+    inputs = model.structure.inputs
+    dynamic = [
+        f"{one.name} {list(one.shape)}" for one in inputs if not all(isinstance(size, int) for size in one.shape)
+    ]
     if dynamic and not known["takes_dynamic_axes"]:
         reasons.append(f"dynamic axes, which it does not take: {', '.join(dynamic)}")
-    refused = _refused(nodes, (pair for pair in named if pair[0] not in operators and pair[0] != "Constant"))
-    return Placement(
-        str(model.path),
-        name,
-        asked=False,
-        source=known["source"],
-        num_nodes=len(nodes),
-        refused=refused,
-        opens=None,
-        reasons=tuple(reasons),
-        whole=not refused and not reasons,
-        not_checked="types, conditions on attributes and ranks, and what onnxruntime fuses or folds before it asks",
-    )
+    checked = "types, conditions on attributes and ranks, and what onnxruntime fuses or folds before it asks"
+    answer = {"asked": False, "source": known["source"], "num_nodes": len(nodes), "opens": None, "not_checked": checked}
+    return answer | {"num_taken": len(nodes) - len(refused), "refused": refused, "reasons": reasons}
 
 
-def _is_fixed(shape: Sequence[int | str | None]) -> bool:
-    return all(isinstance(size, int) and size > 0 for size in shape)
+def _nodes_of(model: ModelFile) -> list[tuple[str, str]]:
+    return [(_operator(node), node.name) for node in read_nodes(model.path)]
 
 
-def _refused(nodes: Iterable[Node], pairs: Iterable[Sequence[str]]) -> tuple[RefusedNode, ...]:
-    inputs = {node.name: node.inputs for node in nodes}  # of which weights may name the layer
-    return tuple(RefusedNode(operator, name, scope_of_node(name, "", inputs.get(name, ()))) for operator, name in pairs)
+def _operator(node: Any) -> str:
+    """Return the operator of a node of ours or of onnxruntime's, with its domain."""
+    return f"{node.domain}::{node.op_type}" if node.domain else node.op_type
 
 
-def _ask(model: ModelFile, provider: ExecutionProvider) -> Placement:
+def _ask(model: ModelFile, provider: ExecutionProvider) -> dict[str, Any]:
     """Let another process open sessions on the provider, which may end it."""
-    num_bytes, answer = _BYTES + _COPIES * model.size_bytes, dict[str, Any]()
+    num_bytes = _BYTES + _COPIES * model.size_bytes
+    answer = {"asked": True, "source": f"{provider.row.runtime_name} {provider_version(provider)}"}
     try:
         with GuardedChild(f"{__name__}:ask", ("onnxruntime", __name__)) as child:
             argument = [str(model.path.resolve()), str(provider), provider.precision]
-            answer = child.call(argument, seconds=_SECONDS, num_bytes=num_bytes)
+            return answer | dict(child.call(argument, seconds=_SECONDS, num_bytes=num_bytes))
     except ChildError as error:
-        reasons = [str(error)]
+        why = str(error)
     except ChildEndedError as error:
-        reasons = [f"{provider.place} {error.reason(_SECONDS, num_bytes)}"]
-    else:
-        reasons = answer["reasons"]
-    refused = _refused(read_nodes(model.path), answer.get("refused", ()))
-    return Placement(
-        str(model.path),
-        str(provider),
-        asked=True,
-        source=f"{provider.row.runtime_name} {provider_version(provider)}",
-        num_nodes=answer.get("num_nodes", model.structure.num_nodes),
-        refused=refused,
-        opens=answer.get("opens", False),
-        reasons=tuple(reasons),
-        whole=not refused and not reasons,
-    )
+        why = f"{provider.place} {error.reason(_SECONDS, num_bytes)}"
+    return answer | _unloaded(model, why)
+
+
+def _unloaded(model: ModelFile, why: str) -> dict[str, Any]:
+    """Answer for a file that no session opens; providers name operators as `com.microsoft.Gelu` in their errors."""
+    nodes, words = _nodes_of(model), set(re.findall(r"[\w.]+", why))
+    refused = [node for node in nodes if node[0].replace("::", ".") in words and ("::" in node[0] or _CAMEL(node[0]))]
+    return {"refused": refused, "num_nodes": len(nodes), "num_taken": 0, "opens": False, "reasons": [why]}
 
 
 def ask(argument: Sequence[str]) -> dict[str, Any]:
     """Open a session that notes who runs each node, and one that forbids the CPU to step in; called in the child."""
     path, text, precision = argument
     model, provider = ModelFile.open(Path(path)), replace(ExecutionProvider.parse(text), precision=precision)
-    parts = _open(model, provider, "record_ep_graph_assignment_info").get_provider_graph_assignment_info()
-    refused = [
-        (f"{node.domain}::{node.op_type}" if node.domain else node.op_type, node.name)
-        for part in parts
-        if part.ep_name != provider.row.runtime_name
-        for node in part.get_nodes()
-    ]
+    try:
+        parts = _open(model, provider, "record_ep_graph_assignment_info").get_provider_graph_assignment_info()
+    except Exception as error:  # noqa: BLE001  onnxruntime has no error class of its own
+        return _unloaded(model, " ".join(str(error).split())[:_MOST_CHARACTERS])
+    nodes = [(part.ep_name == provider.row.runtime_name, node) for part in parts for node in part.get_nodes()]
+    refused = [(_operator(node), node.name) for is_taken, node in nodes if not is_taken]
     reason = ""
     if provider.name != CPU:  # which no session can be opened without
         try:
             _open(model, provider, "disable_cpu_ep_fallback")
-        except Exception as error:  # noqa: BLE001  onnxruntime has no error class of its own
+        except Exception as error:  # noqa: BLE001  as above
             reason = first_line(error)
-    num_nodes, reasons = sum(len(part.get_nodes()) for part in parts), [reason] if reason and not refused else []
-    return {"refused": refused, "num_nodes": num_nodes, "opens": not reason, "reasons": reasons}
+    answer = {"refused": refused, "num_nodes": len(nodes), "num_taken": len(nodes) - len(refused)}
+    return answer | {"opens": not reason, "reasons": [reason] if reason and not refused else []}
 
 
 def _open(model: ModelFile, provider: ExecutionProvider, entry: str) -> Any:

@@ -462,6 +462,20 @@ def test_the_provider_says_which_nodes_it_takes(
     assert (found["asked"], found["whole"]) == (True, not left)
 
 
+def test_operators_are_known_from_the_error_of_a_file_that_does_not_load(openvino: str, tmp_path: Path) -> None:
+    """OpenVINO claims such nodes, and cannot compile them."""
+    draw = np.random.default_rng(0)
+    weights = {name: draw.normal(size=(16, 32)).astype(np.float32) for name in ("cos", "sin")}
+    body = "[plain] h = Mul(x, x) [rotary] y = com.microsoft.RotaryEmbedding(h, p, cos, sin)"
+    path = save_text(
+        tmp_path / "m.onnx", f"g (float[b, 6, 64] x, int64[b, 6] p) => (float[b, 6, 64] y) {{ {body} }}", weights
+    )
+    process = run_onnxtool(tmp_path, "env", "--model", path, "--provider", openvino, "--format", "json")
+    found = json.loads(process.stdout)
+    refused = {"operator": "com.microsoft::RotaryEmbedding", "name": "rotary", "layer": ""}
+    assert (process.returncode, found["refused"], found["num_taken"]) == (1, [refused], 0)
+
+
 def _session_options(openvino: str) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = 4
