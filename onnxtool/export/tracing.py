@@ -95,7 +95,11 @@ def guarded(
     Raises:
         ExportError: the trace failed, or has another opset.
     """
-    with quiet() as said, quiet_stdout_descriptor(), _garbage_kept(), _deadline(timeout_s):
+    import torch.fx
+
+    # Every node would otherwise record the lines of code that it comes from, only for them to be stripped.
+    no_lines = patched(torch.fx.config, do_not_emit_stack_traces=True)
+    with quiet() as said, quiet_stdout_descriptor(), _garbage_kept(), no_lines, _deadline(timeout_s):
         try:
             graph = run()
         except Exception as error:  # exporters fail with anything that an operator, guard or pass of theirs raises
