@@ -147,7 +147,7 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
         file = _reading_ids(ModelFile.open(model), folder / "model")
         # A missing file is a mistake, not a hub id.
         if not Path(reference).is_file() and Path(reference).suffix != ".onnx":
-            found = _compare_with_checkpoint(file.with_sizes([]) if file.sizes else file, os.fspath(reference), options)
+            found = _compare_with_checkpoint(file.with_sizes(), os.fspath(reference), options)
         else:
             for name in _OF_CHECKPOINTS:
                 if getattr(options, name) != getattr(_DEFAULTS, name):

@@ -94,7 +94,7 @@ def inputs_of(model: ModelFile, rows: int, tokens: int, draw: np.random.Generato
 def largest_difference(model: ModelFile, sizes: tuple[tuple[int, ...], ...]) -> float:
     """Run the requests through the set and through the file; return the largest difference of a real token or row."""
     draw, most = np.random.default_rng(0), [max(numbers) for numbers in zip(*sizes, strict=True)]
-    together, alone = open_session(model, provider="cpu"), open_session(model.with_sizes([]), provider="cpu")
+    together, alone = open_session(model, provider="cpu"), open_session(model.with_sizes(), provider="cpu")
     worst = 0.0
     for _ in range(REQUESTS):
         rows, tokens = int(draw.integers(1, most[0] + 1)), int(draw.integers(1, most[-1] + 1))

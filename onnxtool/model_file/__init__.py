@@ -11,12 +11,12 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from onnxtool.errors import NO_SPACE, InputError, ModelFileError, OnnxtoolError, OutputExistsError, OutputWriteError
 from onnxtool.interruption import check_interrupted
@@ -55,6 +55,8 @@ from onnxtool.reports import Json, TensorInfo
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+
+T = TypeVar("T")
 
 # Protobuf cannot hold 2 GiB; above this many bytes, weights go to a separate file.
 MAX_INLINE_BYTES = 1_900_000_000
@@ -151,19 +153,25 @@ class ModelFile:
         Raises:
             ModelFileError: the metadata is malformed.
         """
-        stated = self.metadata.get(SIZES_KEY)
-        found = () if stated is None else parse_sizes(stated)
-        if found is None:
+        return self._stated(SIZES_KEY, parse_sizes) or ()
+
+    def _stated(self, key: str, parse: Callable[[str], T | None]) -> T | None:
+        """Return what the metadata say under a key; None if they do not have it."""
+        text = self.metadata.get(key)
+        found = None if text is None else parse(text)
+        if text is not None and found is None:
             raise ModelFileError(
-                f"the metadata {SIZES_KEY} of {self.path} does not name files of fixed sizes",
-                "it was edited by hand; run onnxtool optimize --sizes again",
+                f"the metadata {key} of {self.path} cannot be read: {text[:60]!r}",
+                "it was edited by hand; make the file again",
             )
         return found
 
     @checked
-    def with_sizes(self, stated: Sequence[SizedFile]) -> ModelFile:
-        """Return the model with other files of fixed sizes; with none, it is run by itself."""
-        metadata = {**self.structure.metadata, **sizes_entry(stated)}
+    def with_sizes(self, stated: Sequence[SizedFile] = ()) -> ModelFile:
+        """Return the model with other files of fixed sizes; with none, it runs by itself."""
+        metadata = (
+            {**self.structure.metadata, **sizes_entry(stated)} if stated or self.sizes else self.structure.metadata
+        )
         return type(self)(self.path, self.structure._replace(metadata=metadata))
 
     @checked
@@ -194,14 +202,7 @@ class ModelFile:
         Raises:
             ModelFileError: the metadata is malformed.
         """
-        stated = self.metadata.get(COMPILED_KEY)
-        found = None if stated is None else parse_compiled(stated)
-        if stated is not None and found is None:
-            raise ModelFileError(
-                f"the metadata {COMPILED_KEY} of {self.path} does not say what is compiled",
-                "it was edited by hand; run onnxtool optimize --compile again",
-            )
-        return found
+        return self._stated(COMPILED_KEY, parse_compiled)
 
     @cached_property
     def files(self) -> tuple[Path, ...]:

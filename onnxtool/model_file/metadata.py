@@ -17,7 +17,9 @@ from onnxtool.reports import Json, from_json
 if TYPE_CHECKING:
     from onnxtool.verification import Verification
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 TASK_KEY = "onnxtool.task"
 HEAD_KEY = "onnxtool.head"
@@ -107,13 +109,19 @@ class TextInput(NamedTuple):
         return {TEXT_KEY: json.dumps(self._asdict(), sort_keys=True)}
 
 
-def parse_text_input(text: str) -> TextInput | None:
-    """Parse the value of the metadata `onnxtool.text_input`; None if it is malformed."""
+def _read(kind: type[T], text: str) -> T | None:
+    """Read a record from its metadata; None if it is malformed."""
     try:
-        found: TextInput = from_json(TextInput, parse_json(text))
+        found: T = from_json(kind, parse_json(text))
     except ValueError:
         return None
-    return found if found.names and found.former else None
+    return found
+
+
+def parse_text_input(text: str) -> TextInput | None:
+    """Parse the value of the metadata `onnxtool.text_input`; None if it is malformed."""
+    found = _read(TextInput, text)
+    return found if found is not None and found.names and found.former else None
 
 
 class SizedFile(NamedTuple):
@@ -137,13 +145,10 @@ def sizes_entry(stated: Sequence[SizedFile]) -> dict[str, str]:
 
 def parse_sizes(text: str) -> tuple[SizedFile, ...] | None:
     """Parse the value of the metadata `onnxtool.sizes`; None if it is malformed."""
-    try:
-        found: tuple[SizedFile, ...] = from_json(tuple[SizedFile, ...], parse_json(text))
-    except ValueError:
+    found = _read(tuple[SizedFile, ...], text)
+    if found is None or len({frozenset(one.sizes) for one in found}) > 1:
         return None
-    axes = {frozenset(one.sizes) for one in found}
-    is_sound = all(is_plain_name(one.file) and all(size > 0 for size in one.sizes.values()) for one in found)
-    return found if len(axes) < 2 and is_sound else None
+    return found if all(is_plain_name(one.file) and min(one.sizes.values(), default=0) > 0 for one in found) else None
 
 
 class Compiled(NamedTuple):
@@ -177,11 +182,8 @@ class Compiled(NamedTuple):
 
 def parse_compiled(text: str) -> Compiled | None:
     """Parse the value of the metadata `onnxtool.compiled`; None if it is malformed."""
-    try:
-        found: Compiled = from_json(Compiled, parse_json(text))
-    except ValueError:
-        return None
-    return found if is_plain_name(found.context) else None
+    found = _read(Compiled, text)
+    return found if found is not None and is_plain_name(found.context) else None
 
 
 def is_plain_name(name: str) -> bool:

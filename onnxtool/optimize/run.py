@@ -122,8 +122,7 @@ def plan_optimization(options: OptimizeOptions) -> WritePlan:
 
 def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     """Return the input and the output path, after checking them."""
-    source = ModelFile.open(options.model_path)
-    source = source.with_sizes([]) if source.sizes else source
+    source = ModelFile.open(options.model_path).with_sizes()
     check_harmless(source)
     if source.compiled is not None:
         raise PassError(

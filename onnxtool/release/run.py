@@ -500,12 +500,17 @@ def _time(config: ReleaseConfig, path: Path) -> Iterator[LatencyRow]:
 
 def _files(config: ReleaseConfig, folder: Path) -> Iterator[ReleasedFile]:
     """Describe the files of a folder."""
-    names = {file_name(config, precision): precision for precision in config.precisions}
+    precisions = {
+        part.name: precision
+        for precision in config.precisions
+        for part in ModelFile.open(folder / file_name(config, precision)).files
+    }
+    mains = {file_name(config, precision) for precision in config.precisions}
     for path, source in files_in(folder).items():
         top, _, inside = path.partition("/")
-        precision = next((names[one] for one in names if not inside and path.startswith(one)), "")
         target = top if inside and top in config.targets else ""
-        yield ReleasedFile(path, file_sha256(source), source.stat().st_size, _role(source.name), precision, target)
+        role = _role(source.name) if path in mains or path not in precisions else WEIGHTS
+        yield ReleasedFile(path, file_sha256(source), source.stat().st_size, role, precisions.get(path, ""), target)
 
 
 def _role(name: str) -> str:

@@ -173,7 +173,7 @@ def test_a_stamp_that_names_a_file_elsewhere_is_refused(copied: Path, name: str)
         if entry.key == SIZES_KEY:
             entry.value = json.dumps([{**one, "file": name} for one in json.loads(entry.value)])
     copied.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelFileError, match="does not name files of fixed sizes"):
+    with pytest.raises(ModelFileError, match="onnxtool.sizes of .* cannot be read"):
         open_session(copied)
 
 
