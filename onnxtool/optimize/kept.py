@@ -171,6 +171,11 @@ class Trail:
             sole = {nodes[0] for nodes in heirs if len(nodes) == 1}
             for node in sole.union(*(nodes for nodes in heirs if sole.isdisjoint(nodes))):
                 note_patterns(node, [pattern])
+        for node in model.graph:
+            for value, name in zip(node.inputs, self.reads.get(_key(node), ()), strict=False):
+                maker, equal = self.makers.get(name), None if value is None else value.producer()
+                if maker in gone and equal is not None and equal.op_type == maker[0]:  # merged with an equal one
+                    note_patterns(equal, self.notes[maker])
         for node in reversed(new):
             readers = [reader for value in node.outputs for reader, _ in value.uses()]
             if not replaced[node]:

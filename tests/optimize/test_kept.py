@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from onnxtool.graph.edit import replace_and_erase
 from onnxtool.graph.writer import Writer
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize.kept import Trail, note_matches, patterns_of
+from onnxtool.optimize.passes.duplicates import common_subexpressions
+from onnxtool.optimize.pipeline import Context, run_passes
 from onnxtool.optimize.report import OptimizeReport
 from tests.cli.entry_point import run_onnxtool
 from tests.graphs import of_text, save_text
@@ -60,16 +63,19 @@ def test_six_layers_stay_in_float32_and_nothing_else_changes(exported: Path, pre
     assert products == {f"{root[:-1]}/MatMul" for root in roots}
 
 
-def test_half_precision_is_cast_once_at_each_border(exported: Path) -> None:
-    """A named layer reads one Cast to float32, and what reads it one Cast back; no Cast reads a Cast."""
-    graph = graph_of(optimized(exported, "fp16", "encoder.layer.0.attention.output.dense"))
+def test_half_precision_is_cast_once_at_each_border(trained: Path, tmp_path: Path) -> None:
+    """A layer reads one Cast to float32, and the Gelu behind its bias one Cast back; no Cast reads a Cast."""
+    name = "encoder.layer.0.intermediate.dense"
+    graph = graph_of(optimized(Path(shutil.copy(trained, tmp_path / "m.onnx")), "fp16", name))
     makers = {name: node for node in graph.node for name in node.output}
     casts = [node for node in graph.node if node.op_type == "Cast"]
     assert not [node for node in casts if node.input[0] in makers and makers[node.input[0]].op_type == "Cast"]
-    (product,) = (node for node in graph.node if "encoder.layer.0.attention.output.dense.weight" in node.input)
-    assert makers[product.input[0]].attribute[0].i == TensorProto.FLOAT
-    readers = [node for node in graph.node if product.output[0] in node.input]
-    assert [(node.op_type, node.attribute[0].i) for node in readers] == [("Cast", TensorProto.FLOAT16)]
+    (product,) = (node for node in graph.node if f"{name}.weight" in node.input)
+    (total,) = (node for node in graph.node if f"{name}.bias" in node.input)
+    assert (total.op_type, makers[product.input[0]].attribute[0].i) == ("Add", TensorProto.FLOAT)
+    (cast,) = (node for node in graph.node if total.output[0] in node.input)
+    assert (cast.op_type, cast.attribute[0].i) == ("Cast", TensorProto.FLOAT16)
+    assert [node.op_type for node in graph.node if cast.output[0] in node.input] == ["Gelu"]
 
 
 @pytest.mark.parametrize(
@@ -130,6 +136,15 @@ def test_what_two_fusions_take_in_counts_where_nothing_else_does(pattern: str, k
     before.note(model)
     assert [node.name for node in model.graph if patterns_of(node)] == kept
     assert [node.op_type for node in model.graph] == ["Mul", "Mul"]
+
+
+def test_a_node_that_is_merged_with_an_equal_one_keeps_that_one() -> None:
+    """The pattern matches the second of two equal nodes, of which the first is left."""
+    body = "[first] a = Exp(x) [second] b = Exp(x) p = Neg(a) q = Abs(b) y = Add(p, q)"
+    model = ir.from_proto(of_text(f"g (float[2] x) => (float[2] y) {{ {body} }}", {}, 18))
+    note_matches(model, ["second"])
+    model, _ = run_passes(model, [common_subexpressions], Context())
+    assert [(node.op_type, node.name) for node in model.graph if patterns_of(node)] == [("Exp", "first")]
 
 
 def test_tables_are_kept(exported: Path) -> None:
