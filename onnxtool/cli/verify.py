@@ -15,7 +15,7 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
 from onnxtool.cli.stats_blocks import verification_figures
 from onnxtool.cli.streams import say
 from onnxtool.model_file.metadata import FIGURES
-from onnxtool.runtime.sizes import SizeResult
+from onnxtool.runtime.sizes import SizeResult, label
 from onnxtool.verification import Verification
 
 
@@ -171,23 +171,15 @@ def size_blocks(sizes: Sequence[SizeResult]) -> list[Block]:
     """Describe files of fixed sizes."""
     if not sizes:
         return []
-    rows = [
-        (
-            one.file,
-            ", ".join(f"{axis} {size}" for axis, size in one.sizes.items()),
-            str(one.num_nodes),
-            str(one.num_computing),
-            *(
-                ("not compared", "")
-                if one.verification is None
-                else (f"{one.verification.max_abs_error:.2e}", str(len(one.verification.cases)))
-            ),
-        )
-        for one in sizes
-    ]
+    rows = []
+    for one in sizes:
+        compared = ("not compared", "")
+        if one.verification is not None:
+            compared = (f"{one.verification.max_abs_error:.2e}", str(len(one.verification.cases)))
+        rows.append((one.file, label(one.sizes), str(one.num_nodes), str(one.num_computing), *compared))
     figures = ("nodes", "for sizes", "max_abs_error", "cases")
     return [
-        Heading("Fixed sizes, compared with the file of any size"),
-        Table(("file", "axes", *figures), rows, frozenset(figures)),
+        Heading(f"Fixed sizes ({' x '.join(sizes[0].sizes)}), compared with the file of any size"),
+        Table(("file", "sizes", *figures), rows, frozenset(figures)),
         *(Note(one.note) for one in sizes if one.note),
     ]

@@ -18,7 +18,7 @@ import pytest
 from onnxtool.errors import GateError, InputError, OnnxtoolError, OutputExistsError
 from onnxtool.release.check import check_release
 from onnxtool.release.config import ReleaseConfig, read_config
-from onnxtool.release.facts import FACTS_NAME, facts_text, read_facts
+from onnxtool.release.facts import FACTS_NAME, WEIGHTS, facts_text, read_facts
 from onnxtool.release.run import checked_inputs, files_in, make_release
 from tests.cli.entry_point import run_onnxtool
 from tests.evaluation.collections import Texts, write_beir
@@ -48,7 +48,8 @@ measures = ["nDCG@10", "MRR@10", "MAP"]
 fail_if = ["ndcg@10<0", "overlap@10<0"]
 """
 SMALL = CONFIG.replace(', "int8"', "").replace('targets = ["anserini"]', "")
-SIGNED = f'last = "before"\nkey = "release.key"\nkey_password = "RELEASE_PASSWORD"\n{SMALL}'
+SIZED = SMALL.replace("[optimize]", '[optimize]\nsizes = ["1x8", "2x16"]')
+SIGNED = f'last = "before"\nkey = "release.key"\nkey_password = "RELEASE_PASSWORD"\n{SIZED}'
 
 
 def prepare(folder: Path, workshop: Workshop) -> ReleaseConfig:
@@ -106,6 +107,14 @@ def test_the_folder_is_complete_and_passes_its_check(made: Path) -> None:
     assert set(report.verified) == {"mini-int8.onnx"}
     assert report.alone
     assert all(path.startswith("anserini/") for path in report.alone)
+
+
+def test_files_of_fixed_sizes_belong_to_their_model(replaced: Path) -> None:
+    """They are no models of their own, and are digested and signed like its weights."""
+    facts = read_facts(replaced / "out")
+    weights = [file.path for file in facts.files if file.role == WEIGHTS and file.precision == "fp32"]
+    assert weights == ["mini-1x8.onnx", "mini-2x16.onnx", "mini.onnx.data"]
+    assert [model.path for model in facts.models] == ["mini.onnx"]
 
 
 def test_a_model_of_a_release_finds_its_tokenizer(made: Path) -> None:
@@ -254,8 +263,9 @@ def test_files_of_the_older_release_go(made: Path, replaced: Path) -> None:
     )
     assert [name for name in before.keys() - after.keys() if not name.startswith(("anserini/", "mini-int8"))] == []
     same = {name for name in after if after[name] == before.get(name)}
-    assert after.keys() - same == {FACTS_NAME, "README.md", "bom.cdx.json", "model.sig"}
-    assert {"mini.onnx", "mini/tokenizer.json"} <= same
+    models = {"mini.onnx", "mini.onnx.data", "mini-1x8.onnx", "mini-2x16.onnx"}  # of fixed sizes now
+    assert after.keys() - same == {FACTS_NAME, "README.md", "bom.cdx.json", "model.sig", *models}
+    assert "mini/tokenizer.json" in same
     assert not list((replaced / "out").rglob(".*"))
 
 
