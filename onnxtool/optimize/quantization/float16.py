@@ -157,7 +157,8 @@ def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outc
     # Otherwise, what they read would be cast twice.
     casts = [(n, {reader for reader, _ in n.outputs[0].uses()}) for n in model.graph if n.op_type == "Cast"]
     named |= {node for node, readers in casts if readers and readers <= named}
-    halved = {n for n in model.graph if n not in kept | named and _computes_in_half(n, floats, fallbacks, opsets)}
+    free = set(model.graph) - kept - named
+    halved = {node for node in free if _computes_in_half(node, floats, fallbacks, opsets)}
     conversion = _Conversion(model, floats, halved)
     outputs = [value for value in model.graph.outputs if value.name in floats and conversion.is_half(value)]
     for node in list(model.graph):
@@ -173,7 +174,7 @@ def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outc
     for value in outputs:
         _keep_output(value, model.graph, conversion.cast.get((value, ir.DataType.FLOAT)))
     drop_unused(list(model.graph.initializers.values()))
-    alone = [node for node in model.graph if node not in halved | named and any(v.name in floats for v in node.outputs)]
+    alone = [node for node in set(model.graph) - halved - named if any(v.name in floats for v in node.outputs)]
     num_kept = sum(node in kept or any(value.name in fallbacks for value in node.outputs) for node in alone)
     note = f"{num_kept} nodes stay in float32, because float16 is too coarse or too narrow for them" if num_kept else ""
     if not halved and named:
