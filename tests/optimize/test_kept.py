@@ -138,6 +138,24 @@ def test_what_two_fusions_take_in_counts_where_nothing_else_does(pattern: str, k
     assert [node.op_type for node in model.graph] == ["Mul", "Mul"]
 
 
+@pytest.mark.parametrize("pattern", ["blocks.1", "/blocks.?/fc", "blocks.1.fc.weight", "node_MatMul_3", "MatMul"])
+@pytest.mark.parametrize("scopes", ["['', 'blocks.1', 'blocks.1.fc', 'linear_3']", ""])
+def test_a_layer_is_known_from_what_torch_notes_or_from_weights(pattern: str, scopes: str) -> None:
+    """Nodes of torch's exporter have numbers for names; without its notes, the names of weights tell the layer."""
+    model = ir.from_proto(
+        of_text(
+            "g (float[2, 2] x) => (float[2, 2] y) { [node_MatMul_3] y = MatMul(x, w) }",
+            {"w": np.eye(2, dtype=np.float32)},
+            18,
+        )
+    )
+    (node,) = model.graph
+    model.graph.initializers["w"].name = "blocks.1.fc.weight"
+    node.metadata_props.update({"pkg.torch.onnx.name_scopes": scopes} if scopes else {})
+    note_matches(model, [pattern])
+    assert bool(patterns_of(node)) == (not scopes or not pattern.endswith("weight"))
+
+
 def test_a_node_that_is_merged_with_an_equal_one_keeps_that_one() -> None:
     """The pattern matches the second of two equal nodes, of which the first is left."""
     body = "[first] a = Exp(x) [second] b = Exp(x) p = Neg(a) q = Abs(b) y = Add(p, q)"
