@@ -131,8 +131,8 @@ def test_a_pass_that_is_faulty_in_a_later_round_is_left_out(exported: Path, monk
 def test_a_file_that_differs_by_no_pass_is_an_error(when: str, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one that was read or written wrongly: there is nothing to leave out, and nobody to blame."""
 
-    def save(model: ir.Model, staging: Staging) -> Path:
-        return save_model(spoil(model, Context()).model, staging)
+    def save(model: ir.Model, staging: Staging, **options: Any) -> Path:
+        return save_model(spoil(model, Context()).model, staging, **options)
 
     def load(path: Path) -> ir.Model:
         return spoil(load_model(path), Context()).model

@@ -197,7 +197,8 @@ def test_weights_in_a_file_of_their_own_have_the_name_that_the_consumer_looks_fo
     onnx_folder.mkdir(parents=True)
     (onnx_folder / "model.onnx_data").write_text("of an earlier export")
     options = traced(workshop.checkpoint("tiny-encoder"), target="transformers.js", output=folder, force=True)
-    monkeypatch.setattr(save_model, "__kwdefaults__", {"max_inline_bytes": 1000})
+    for step in ("export", "optimize"):
+        monkeypatch.setattr(f"onnxtool.{step}.run.MAX_INLINE_BYTES", 1000)
     export_model(options)
     assert {path.name for path in onnx_folder.iterdir()} == {"model.onnx", "model.onnx_data"}
     assert ModelFile.open(onnx_folder / "model.onnx").external_locations == ("model.onnx_data",)
@@ -215,8 +216,8 @@ def test_a_fault_between_conversion_and_file_leaves_no_folder(
 ) -> None:
     """Although the bound on the error, a fifth of which it takes, allows it."""
 
-    def save(model: Any, staging: Any) -> Path:
-        path = save_model(model, staging)
+    def save(model: Any, staging: Any, **options: Any) -> Path:
+        path = save_model(model, staging, **options)
         written = onnx.load(path)
         scale = next(one for one in written.graph.initializer if "value" in one.name and one.name.endswith("_scale"))
         array = onnx.numpy_helper.to_array(scale) * np.where(np.arange(scale.dims[0]) == 3, 4, 1).astype(np.float32)

@@ -211,8 +211,8 @@ def test_no_file_has_a_weight_that_is_not_the_one_it_was_made_from(
 ) -> None:
     """Whether or not an output shows it: the bound on the error hides a column."""
 
-    def save(model: Any, staging: Any) -> Path:
-        path = save_model(model, staging)
+    def save(model: Any, staging: Any, **options: Any) -> Path:
+        path = save_model(model, staging, **options)
         written = onnx.load(path)
         tensors = {one.name: one for one in written.graph.initializer}
         for changed, array in fault({key: numpy_helper.to_array(one) for key, one in tensors.items()}).items():
@@ -236,8 +236,8 @@ def test_no_file_has_a_weight_that_is_not_the_one_it_was_made_from(
 def test_no_file_lacks_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     """Although it has an output of the same name and shape."""
 
-    def save(model: Any, staging: Any) -> Path:
-        path = save_model(model, staging)
+    def save(model: Any, staging: Any, **options: Any) -> Path:
+        path = save_model(model, staging, **options)
         written = onnx.load(path)
         head = next(node for node in written.graph.node if "y" in node.output)
         source = next(name for node in written.graph.node for name in node.output if node.op_type == "Relu")
