@@ -25,7 +25,7 @@ from onnxtool.runtime.providers import CPU, ExecutionProvider, apply_provider
 from onnxtool.runtime.recipes import InputStamp
 from onnxtool.runtime.session import open_alike, open_session, prove_elsewhere, tolerance_of
 from onnxtool.runtime.signature import is_mask
-from onnxtool.runtime.sizes import SizeResult, Sizes, input_axes, label, sized_path
+from onnxtool.runtime.sizes import SizeResult, Sizes, input_axes, label, rows_axis, sized_path
 from onnxtool.verification import Verification
 
 _HINT = (
@@ -128,7 +128,9 @@ def _cases(model: ModelFile, sizes: Sizes) -> list[Case]:
 
 
 def compare_sizes(model: ModelFile, alone: ModelFile, cases: Sequence[Case], *, fills_up: bool = True) -> Verification:
-    """Compare a file of fixed sizes with the model on inputs of its sizes, and of half of each, which it fills up.
+    """Compare a file of fixed sizes with the model on inputs of its sizes, and of others, which it splits and fills up.
+
+    The others have half of each size; in a set, with one and a half times its rows.
 
     Args:
         model: the file.
@@ -140,7 +142,8 @@ def compare_sizes(model: ModelFile, alone: ModelFile, cases: Sequence[Case], *, 
         InputError: the model itself does not run on its sizes.
     """
     (stated,) = alone.sizes
-    half = {axis: (size + 1) // 2 for axis, size in stated.sizes.items()}
+    rows = rows_axis(model) if fills_up else ""
+    half = {axis: (size + 1) // 2 + (axis == rows) * size for axis, size in stated.sizes.items()}
     is_filled_up = fills_up or any(map(is_mask, model.structure.inputs))
     is_known = all(size in half or isinstance(size, int) for info in model.structure.outputs for size in info.shape)
     shorter = _cases(model, half) if is_filled_up and (fills_up or is_known) and half != stated.sizes else []

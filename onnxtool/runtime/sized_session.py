@@ -16,7 +16,7 @@ from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import short_repr
 from onnxtool.runtime.running import BoundRun, CachedRun, Session
-from onnxtool.runtime.sizes import Sizes, axes_of, best_batches, input_axes, label
+from onnxtool.runtime.sizes import Sizes, axes_of, best_batches, input_axes, label, rows_axis
 
 
 @short_repr
@@ -30,10 +30,12 @@ class SizedSession(Session):
     Attributes:
         files: the sizes and the file of each.
         open_file: opens one.
+        rows: the axis of the rows, of which any number can be run; see `rows_axis`.
     """
 
     files: Sequence[tuple[Sizes, ModelFile]] = ()
     open_file: Callable[[ModelFile], Session] | None = None
+    rows: str = ""
     _opened: dict[Path, Session] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
@@ -49,6 +51,7 @@ class SizedSession(Session):
             model=model,
             files=files,
             open_file=open_file,
+            rows=rows_axis(model),
             _opened={files[0][1].path: first},
         )
 
@@ -59,7 +62,7 @@ class SizedSession(Session):
             InputError: no file is large enough.
             SessionError: onnxruntime fails on these inputs.
         """
-        found, rows = self._sizes_of(feeds), self._rows
+        found, rows = self._sizes_of(feeds), self.rows
         large = [one for one, _ in self.files if all(axis == rows or one[axis] >= size for axis, size in found.items())]
         if not large:
             raise self._too_large(found)
@@ -90,13 +93,6 @@ class SizedSession(Session):
             f"{self.model.path} has fixed sizes, and text is written token by token", "use the file without"
         )
 
-    @property
-    def _rows(self) -> str:
-        """The axis that is the first one of all inputs and outputs; empty if there is none."""
-        firsts: set[object] = {axes.get(0) for _, axes in input_axes(self.model)}
-        first, *others = firsts | {(*info.shape, None)[0] for info in self.model.structure.outputs}
-        return first if isinstance(first, str) and not others else ""
-
     def _sizes_of(self, feeds: Mapping[str, NDArray[Any]]) -> Sizes:
         found: Sizes = {}
         for name, axes in input_axes(self.model):
@@ -110,7 +106,7 @@ class SizedSession(Session):
         return found
 
     def _piece(self, feeds: Mapping[str, NDArray[Any]], rows: Sequence[int]) -> dict[str, NDArray[Any]]:
-        return {name: array[list(rows)] if self._rows else array for name, array in feeds.items()}
+        return {name: array[list(rows)] if self.rows else array for name, array in feeds.items()}
 
     def _run(self, feeds: Mapping[str, NDArray[Any]], found: Sizes) -> list[NDArray[Any]]:
         sizes, session = self._fitting(found)
@@ -154,7 +150,7 @@ class SizedSession(Session):
                 missing = [(0, 0)] * array.ndim
                 missing[place] = (0, sizes[axis] - array.shape[place])
                 if missing[place][1]:
-                    array = np.pad(array, missing, mode="edge" if axis == self._rows else "constant")
+                    array = np.pad(array, missing, mode="edge" if axis == self.rows else "constant")
             filled[name] = array
         return filled
 

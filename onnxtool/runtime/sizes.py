@@ -132,6 +132,15 @@ def input_axes(model: ModelFile) -> Iterator[tuple[str, dict[int, str]]]:
         )
 
 
+def rows_axis(model: ModelFile) -> str:
+    """Return the axis that is the first one of all inputs and outputs, and no other one; empty if there is none."""
+    firsts: set[object] = {axes.get(0) for _, axes in input_axes(model)}
+    outputs = [info.shape for info in model.structure.outputs]
+    first, *others = firsts | {(*shape, None)[0] for shape in outputs}
+    is_last = any(first in shape[1:] for shape in outputs)  # as of scores between all rows
+    return first if isinstance(first, str) and not (others or is_last) else ""
+
+
 def best_batches(lengths: Sequence[int], sizes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
     """Yield the indices of rows for each batch, shortest first, such that all batches together have the least padding.
 

@@ -274,6 +274,29 @@ def test_a_graph_without_a_mask_has_one_size_and_not_several(tmp_path: Path) -> 
         optimize_model(OptimizeOptions(path, output=tmp_path / "set.onnx", sizes="1x6,2x6", timing=False))
 
 
+def test_rows_that_read_each_other_are_not_split(tmp_path: Path) -> None:
+    """The largest of all rows stays the largest when a row is repeated, and not when the rows run in two batches."""
+    inputs = "g (float[batch, sequence] x, int64[batch, sequence] attention_mask) => "
+    body = "m = Cast<to=1>(attention_mask) h = Mul(x, m)"
+    path = save_text(
+        tmp_path / "max.onnx",
+        f"{inputs} (float[batch, sequence] y) <int64[1] a={{0}}> {{ {body} c = ReduceMax(h, a) y = Sub(h, c) }}",
+    )
+    with pytest.raises(VerificationError, match="differs"):
+        optimize_model(OptimizeOptions(path, output=tmp_path / "set.onnx", sizes="1x6,2x6", timing=False))
+    path = save_text(
+        tmp_path / "scores.onnx",
+        f"{inputs} (float[batch, batch] y) {{ {body} t = Transpose<perm=[1, 0]>(h) y = MatMul(h, t) }}",
+    )
+    optimize_model(OptimizeOptions(path, output=tmp_path / "scores-set.onnx", sizes="1x6,4x6", timing=False))
+    together, rows = open_session(tmp_path / "scores-set.onnx"), np.random.default_rng(0).random((9, 6), np.float32)
+    mask = np.ones((9, 6), np.int64)
+    found = together.run({"x": rows[:3], "attention_mask": mask[:3]})["y"]
+    np.testing.assert_allclose(found, np.inner(rows[:3], rows[:3]), rtol=1e-5)
+    with pytest.raises(InputError, match="the inputs are 9x6"):
+        together.run({"x": rows, "attention_mask": mask})
+
+
 def test_the_command_plans_makes_lists_and_reads_the_set(source: Path, tmp_path: Path) -> None:
     shutil.copytree(source.with_suffix(""), tmp_path / source.stem)
     command = ("optimize", source, "--sizes", "1x8", "--sizes", "2x8", "--output", "m.onnx", "--no_timing")
