@@ -11,17 +11,22 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from math import prod
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
-from onnxtool.errors import NO_SPACE, InputError, ModelFileError, OnnxtoolError, OutputExistsError, OutputWriteError
+from onnxtool.errors import InputError, ModelFileError, OutputExistsError, OutputWriteError
 from onnxtool.interruption import check_interrupted
-from onnxtool.model_file.commits import commit, folder_lock, hidden_folder, remove_stages
-from onnxtool.model_file.domains import ALIAS
+from onnxtool.model_file.commits import (
+    commit,
+    folder_lock,
+    hidden_folder,
+    output_write_error,
+    remove_stages,
+)
+from onnxtool.model_file.commits import disk_failures as disk_failures
 from onnxtool.model_file.metadata import (
     COMPILED_KEY,
     EMBEDDED_KEY,
@@ -47,10 +52,10 @@ from onnxtool.model_file.metadata import (
     stamp,
     unpack,
 )
-from onnxtool.model_file.wire import DTYPE_NAMES, Function, Structure, external_file, read_names, read_structure
+from onnxtool.model_file.wire import Structure, check_sound, external_file, read_structure
 from onnxtool.options import StrPath, checked, settled
 from onnxtool.reading import input_at, note_input
-from onnxtool.reports import Json, TensorInfo
+from onnxtool.reports import Json
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -116,13 +121,7 @@ class ModelFile:
         Raises:
             ModelFileError: the fault, by name.
         """
-        _check_names(self.path, self.structure)
-        for tensor in self.structure.initializers:
-            if tensor.dtype == "undefined" or tensor.dtype not in DTYPE_NAMES:
-                raise _unsound(self.path, f"the initializer {tensor.name[:60]!r} has the unknown dtype {tensor.dtype}")
-        for info in self.structure.inputs:
-            _check_dims(self.path, info)
-        _check_functions(self.path, self.structure)
+        check_sound(self.path, self.structure)
 
     @cached_property
     def metadata(self) -> dict[str, str]:
@@ -464,7 +463,7 @@ def _check_free(output: Path, *, force: bool) -> None:
     if not os.access(folder, os.W_OK):
         is_fixed = sys.platform != "win32" and os.statvfs(folder).f_flag & os.ST_RDONLY
         reason = errno.EROFS if is_fixed else errno.EACCES
-        raise _output_write_error(output, OSError(reason, os.strerror(reason), str(folder)))
+        raise output_write_error(output, OSError(reason, os.strerror(reason), str(folder)))
 
 
 def check_not_input(output: Path, *, lies_in: bool = True) -> None:
@@ -644,105 +643,3 @@ def _check_free_names(targets: Sequence[tuple[Path, Path]]) -> None:
 
 def _output_exists(output: Path) -> OutputExistsError:
     return OutputExistsError(f"{output} exists already", "pass --force to replace it, or another path")
-
-
-# Libraries in Rust have errors of their own that quote the system's number; numpy's OSError has no number.
-_QUOTED = re.compile(r"\(os error (\d+)\)|\d+ requested and \d+ written")
-
-
-@contextmanager
-def disk_failures(output: Path) -> Iterator[None]:
-    """Convert failures of the disk in the block to one error, also those that libraries report in their own way."""
-    try:
-        yield
-    except OnnxtoolError:
-        raise
-    except Exception as error:
-        failure, quoted = error, _QUOTED.search(str(error))
-        if quoted and (number := int(quoted[1] or errno.ENOSPC)) in NO_SPACE:
-            failure = OSError(number, os.strerror(number))
-        if not isinstance(failure, OSError) or failure.errno is None:  # libraries derive other errors from OSError, too
-            raise
-        raise _output_write_error(output, failure) from error
-
-
-def _output_write_error(output: Path, error: OSError) -> OutputWriteError:
-    import shutil
-
-    if error.errno in NO_SPACE:
-        folder = next(parent for parent in output.absolute().parents if parent.is_dir())
-        free = shutil.disk_usage(folder).free
-        return OutputWriteError(
-            f"no space to write {output}: {error.strerror} ({free / 1e6:.0f} MB free)",
-            "free some space or pass a path on another disk; nothing was changed",
-        )
-    place = os.fspath(error.filename) if error.filename else str(output)
-    gone = error.errno == errno.ENOENT
-    return OutputWriteError(
-        f"cannot write {output}: {error.strerror} ({place})",
-        "it was removed meanwhile; run this again" if gone else "pass a path in a folder that you can write to",
-    )
-
-
-MAX_CALL_DEPTH = 100
-MAX_EXPANDED_NODES = 1_000_000
-MAX_INPUT_ELEMENTS = 1 << 28  # of fixed dims in a graph
-
-
-def _check_names(path: Path, structure: Structure) -> None:
-    defined = {info.name for info in structure.inputs}
-    initializers, outputs = read_names(path)
-    for name in (*initializers, *outputs):
-        if name in defined:
-            raise _unsound(path, f"the name {name[:60]!r} is defined twice")
-        defined.add(name)
-    for info in structure.outputs:
-        if info.name not in defined:
-            raise _unsound(path, f"no node makes the output {info.name[:60]!r}")
-
-
-def _check_dims(path: Path, info: TensorInfo) -> None:
-    fixed = [size for size in info.shape if isinstance(size, int)]
-    if any(size < 0 for size in fixed):
-        raise _unsound(path, f"the input {info.name[:60]!r} has a negative dimension: {min(fixed)}")
-    if prod(size for size in fixed if size > 0) > MAX_INPUT_ELEMENTS:
-        raise _unsound(
-            path, f"the input {info.name[:60]!r} has {fixed} as fixed dims, more than {MAX_INPUT_ELEMENTS:,} elements"
-        )
-
-
-def _check_functions(path: Path, structure: Structure) -> None:
-    """Refuse functions that call themselves, are nested too deeply, or become too many nodes when inlined."""
-    functions: dict[str, list[Function]] = {}
-    for function in structure.functions:
-        plain = function.domain in ("", ALIAS)
-        functions.setdefault(function.name if plain else f"{function.domain}::{function.name}", []).append(function)
-    expanded: dict[str, tuple[int, int]] = {}  # by operator: its number of nodes, and the depth of its calls
-
-    def expand(op: str, depth: int) -> tuple[int, int]:
-        if op not in functions:
-            return 1, 0
-        if op not in expanded:
-            if depth > MAX_CALL_DEPTH:
-                raise _unsound(path, f"functions call each other more than {MAX_CALL_DEPTH} deep, or call themselves")
-            bodies = [total(function.ops.items(), depth + 1) for function in functions[op]]
-            expanded[op] = max(nodes for nodes, _ in bodies), 1 + max(height for _, height in bodies)
-        return expanded[op]
-
-    def total(ops: Iterable[tuple[str, int]], depth: int) -> tuple[int, int]:
-        nodes = height = 0
-        for op, count in ops:
-            inner, inner_height = expand(op, depth)
-            nodes, height = nodes + count * inner, max(height, inner_height)
-        return nodes, height
-
-    sizes = [expand(op, 1) for op in functions]
-    nodes = total(structure.ops.items(), 1)[0] if functions else 0
-    if max((height for _, height in sizes), default=0) > MAX_CALL_DEPTH:
-        raise _unsound(path, f"functions call each other more than {MAX_CALL_DEPTH} deep")
-    if max([nodes, *(size for size, _ in sizes)]) > MAX_EXPANDED_NODES:
-        raise _unsound(path, f"its functions make more than {MAX_EXPANDED_NODES:,} nodes where they are inlined")
-
-
-def _unsound(path: Path, reason: str) -> ModelFileError:
-    return ModelFileError(f"{path} cannot be run: {reason}", "export the model again, or do not trust this file")

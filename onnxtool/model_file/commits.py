@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from onnxtool.errors import OutputExistsError
+from onnxtool.errors import NO_SPACE, OnnxtoolError, OutputExistsError, OutputWriteError
 from onnxtool.interruption import critical, unfinished
 
 _WAIT_S, _POLL_S = 30.0, 0.02  # for other runs that move files into the same folder
@@ -165,3 +165,42 @@ def _try_lock(descriptor: int) -> bool | None:
     except OSError as error:
         return None if error.errno in _NO_LOCKS else False
     return True
+
+
+# Libraries in Rust have errors of their own that quote the system's number; numpy's OSError has no number.
+_QUOTED = re.compile(r"\(os error (\d+)\)|\d+ requested and \d+ written")
+
+
+@contextmanager
+def disk_failures(output: Path) -> Iterator[None]:
+    """Convert failures of the disk in the block to one error, also those that libraries report in their own way."""
+    try:
+        yield
+    except OnnxtoolError:
+        raise
+    except Exception as error:
+        failure, quoted = error, _QUOTED.search(str(error))
+        if quoted and (number := int(quoted[1] or errno.ENOSPC)) in NO_SPACE:
+            failure = OSError(number, os.strerror(number))
+        if not isinstance(failure, OSError) or failure.errno is None:  # libraries derive other errors from OSError, too
+            raise
+        raise output_write_error(output, failure) from error
+
+
+def output_write_error(output: Path, error: OSError) -> OutputWriteError:
+    """Return the error for a failure of the disk, with its way out."""
+    import shutil
+
+    if error.errno in NO_SPACE:
+        folder = next(parent for parent in output.absolute().parents if parent.is_dir())
+        free = shutil.disk_usage(folder).free
+        return OutputWriteError(
+            f"no space to write {output}: {error.strerror} ({free / 1e6:.0f} MB free)",
+            "free some space or pass a path on another disk; nothing was changed",
+        )
+    place = os.fspath(error.filename) if error.filename else str(output)
+    gone = error.errno == errno.ENOENT
+    return OutputWriteError(
+        f"cannot write {output}: {error.strerror} ({place})",
+        "it was removed meanwhile; run this again" if gone else "pass a path in a folder that you can write to",
+    )

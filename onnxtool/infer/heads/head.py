@@ -25,7 +25,6 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import NO_PADDING, PADDING_KEY
 from onnxtool.reports import short_repr
 from onnxtool.runtime.signature import is_mask
-from onnxtool.runtime.sizes import best_batches
 
 _MAX_BATCH_SIZE = 32
 # Bounds the memory of logits: 256 MB of float32, which is 2200 tokens of BERT's vocabulary.
@@ -126,6 +125,8 @@ class BatchRules:
             lengths: the number of tokens of each text.
         """
         if self.shapes:
+            from onnxtool.runtime.sizes import best_batches
+
             yield from best_batches(lengths, self.shapes)
             return
         batch: list[int] = []

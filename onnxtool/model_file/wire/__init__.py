@@ -17,6 +17,7 @@ from onnxtool.model_file.wire.structure import Constant as Constant
 from onnxtool.model_file.wire.structure import Function as Function
 from onnxtool.model_file.wire.structure import Node as Node
 from onnxtool.model_file.wire.structure import Structure as Structure
+from onnxtool.model_file.wire.structure import check_sound as check_sound
 from onnxtool.model_file.wire.structure import encode_metadata as encode_metadata
 from onnxtool.model_file.wire.structure import read_constants as read_constants
 from onnxtool.model_file.wire.structure import read_names as read_names
