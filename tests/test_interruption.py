@@ -208,7 +208,7 @@ def test_a_crash_in_a_library_shows_where_it_was_called(tmp_path: Path) -> None:
     done = run_process(tmp_path, "infer", "--model_path", "model.onnx", "--benchmark", "--quiet")
     assert done.returncode == -signal.SIGFPE
     assert done.stderr.startswith("Fatal Python error: Floating point exception")
-    assert "runtime/session.py" in done.stderr
+    assert "benchmarking/measurement.py" in done.stderr
 
 
 @pytest.fixture
