@@ -157,7 +157,7 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
             return found
         from onnxtool.runtime.made_files import with_sizes
 
-        return with_sizes(found, file)
+        return with_sizes(found, file, options.provider)
 
 
 def _reading_ids(file: ModelFile, folder: Path) -> ModelFile:

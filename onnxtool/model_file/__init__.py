@@ -207,7 +207,8 @@ class ModelFile:
     def files(self) -> tuple[Path, ...]:
         """The graph file and all others that it needs: external data, files of fixed sizes, and what is compiled."""
         members = [self.path.with_name(stated.file) for stated in self.sizes]
-        contexts = [] if self.compiled is None else [self.path.with_name(self.compiled.context)]
+        made = [self, *(type(self)(path, read_structure(path)) for path in members if path.is_file())]
+        contexts = [one.path.with_name(one.compiled.context) for one in made if one.compiled is not None]
         return (self.path, *(self.path.parent / location for location in self.external_locations), *members, *contexts)
 
     @cached_property
@@ -575,21 +576,20 @@ def _locations_of(output: Path) -> tuple[str, ...]:
 
 
 def _parts_of(output: Path) -> list[Path]:
-    """Return the files of fixed sizes and compiled parts of the graph being replaced, as far as their digests fit.
+    """Return the files of fixed sizes and compiled parts of the graph being replaced whose digests fit.
 
     They are called after it: a hostile graph may name any file.
     """
     try:
         old = ModelFile(output, read_structure(output)) if output.is_file() else None
-        members = [] if old is None else [old.sized_path(stated) for stated in old.sizes]
+        named = [] if old is None else [(one.file, one.sha256) for one in old.sizes]
+        named += [] if old is None or old.compiled is None else [(old.compiled.context, old.compiled.context_sha256)]
     except ModelFileError:
         return []
-    parts = [part for member in members for part in (member, *_parts_of(member))]
-    if old is not None and (stated := old.compiled) is not None:
-        context = output.with_name(stated.context)
-        if context.is_file() and digest_of_start(context, context.stat().st_size) == stated.context_sha256:
-            parts.append(context)
-    return [part for part in parts if part.name.startswith(output.stem)]
+    own = re.compile(re.escape(output.stem) + r"(-[0-9x]+)?(\.onnx|_[^.]+\.bin)")
+    found = [(output.with_name(name), digest) for name, digest in named if own.fullmatch(name)]
+    parts = [part for part, digest in found if part.is_file() and digest_of_start(part, part.stat().st_size) == digest]
+    return [file for part in parts for file in (part, *(_parts_of(part) if part.suffix == ".onnx" else ()))]
 
 
 def _own_data(output: Path, locations: Sequence[str] | None = None) -> list[Path]:

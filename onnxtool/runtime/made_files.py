@@ -23,7 +23,7 @@ from onnxtool.runtime.input_cases import LONGEST_CASE, input_cases
 from onnxtool.runtime.machine import available_cores
 from onnxtool.runtime.providers import CPU, ExecutionProvider, apply_provider
 from onnxtool.runtime.recipes import InputStamp
-from onnxtool.runtime.session import open_alike, open_session, prove_elsewhere, tolerance_of
+from onnxtool.runtime.session import find_provider, open_alike, open_session, prove_elsewhere, tolerance_of
 from onnxtool.runtime.signature import is_mask
 from onnxtool.runtime.sizes import SizeResult, Sizes, input_axes, label, rows_axis, sized_path
 from onnxtool.verification import Verification
@@ -84,7 +84,8 @@ def write_sizes(
         model.stamp(sizes_entry(stated))
         return model, tuple(results)
     path.replace(model.path)
-    return ModelFile.open(model.path), (results[0]._replace(file=model.path.name),)
+    note = results[0].note.replace(path.name, model.path.name)
+    return ModelFile.open(model.path), (results[0]._replace(file=model.path.name, note=note),)
 
 
 def _stated(path: Path, sizes: Sizes) -> SizedFile:
@@ -127,7 +128,9 @@ def _cases(model: ModelFile, sizes: Sizes) -> list[Case]:
     return [*kinds.values()]
 
 
-def compare_sizes(model: ModelFile, alone: ModelFile, cases: Sequence[Case], *, fills_up: bool = True) -> Verification:
+def compare_sizes(
+    model: ModelFile, alone: ModelFile, cases: Sequence[Case], *, fills_up: bool = True, provider: str = CPU
+) -> Verification:
     """Compare a file of fixed sizes with the model on inputs of its sizes, and of others, which it splits and fills up.
 
     The others have half of each size; in a set, with one and a half times its rows.
@@ -137,6 +140,7 @@ def compare_sizes(model: ModelFile, alone: ModelFile, cases: Sequence[Case], *, 
         alone: the file, with one file of fixed sizes.
         cases: inputs of its sizes.
         fills_up: whether smaller inputs are to be filled up without a mask.
+        provider: where the file of fixed sizes runs.
 
     Raises:
         InputError: the model itself does not run on its sizes.
@@ -156,14 +160,14 @@ def compare_sizes(model: ModelFile, alone: ModelFile, cases: Sequence[Case], *, 
             "pass --sizes that it takes, up to its longest text",
         )
     is_half = any(tensor.dtype == "float16" for tensor in model.structure.initializers)
-    tolerance = TOLERANCES["fp16"] if is_half else tolerance_of(model, ExecutionProvider.parse(CPU))
-    return verify(open_session(alone, provider=CPU, frugal=True).run, expected, tolerance)
+    tolerance = TOLERANCES["fp16"] if is_half else tolerance_of(model, find_provider(model, provider)[0])
+    return verify(open_session(alone, provider=provider, frugal=True).run, expected, tolerance)
 
 
-def with_sizes(verification: Verification, model: ModelFile) -> Verification:
-    """Add the comparison of a model with each of its files of fixed sizes to its own verification."""
+def with_sizes(verification: Verification, model: ModelFile, provider: str) -> Verification:
+    """Add the comparison of a model with each of its files of fixed sizes, on a provider, to its own verification."""
     for stated in model.sizes:
-        found = compare_sizes(model, model.with_sizes([stated]), _cases(model, stated.sizes))
+        found = compare_sizes(model, model.with_sizes([stated]), _cases(model, stated.sizes), provider=provider)
         cases = (replace(case, description=f"{label(stated.sizes)}: {case.description}") for case in found.cases)
         verification = replace(
             verification,

@@ -76,10 +76,16 @@ class Placement:
 def find_placement(model: ModelFile, text: str | None = None) -> Placement:
     """Return which nodes of a model a provider takes; by default, the one that the file was made for, or else the CPU.
 
+    Of a model with files of fixed sizes, each of these is asked for, and the answer is about the first that does not
+    run wholly, or else about the last one.
+
     Raises:
         OptionError: there is no such provider.
         ProviderError: it cannot run here, and no documentation lists its operators.
     """
+    if model.sizes:
+        found = [find_placement(model.sized(stated), text) for stated in model.sizes]
+        return next((one for one in found if not one.whole), found[-1])
     if text in (None, AUTO):
         text = made_for(model).get("provider", CPU).partition("?")[0]  # an option in a stamp may load any library
     documented = read_json(_DOCUMENTED)

@@ -16,7 +16,7 @@ from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import short_repr
 from onnxtool.runtime.running import BoundRun, CachedRun, Session
-from onnxtool.runtime.sizes import Sizes, axes_of, best_batches, input_axes, label, rows_axis
+from onnxtool.runtime.sizes import Sizes, best_batches, input_axes, label, rows_axis
 
 
 @short_repr
@@ -98,6 +98,11 @@ class SizedSession(Session):
         for name, axes in input_axes(self.model):
             for place, axis in axes.items():
                 size = feeds[name].shape[place] if feeds[name].ndim > place else 0
+                if not size:
+                    raise InputError(
+                        f"the input {name} of {self.model.path} has no {axis}: its shape is {[*feeds[name].shape]}",
+                        "give it at least one row and one token",
+                    )
                 if found.setdefault(axis, size) != size:
                     raise InputError(
                         f"the axis {axis} has the sizes {found[axis]} and {size} in the inputs of {self.model.path}",
@@ -163,9 +168,14 @@ def open_sizes(model: ModelFile, open_file: Callable[[ModelFile], Session]) -> S
         OnnxtoolError: one cannot be opened.
     """
     files = [(dict(stated.sizes), model.sized(stated)) for stated in model.sizes]
-    axes = axes_of(model)
+    axes = dict(input_axes(model))
     for sizes, file in files:
-        if sizes.keys() != {*axes} or axes_of(file):
+        shapes = {info.name: info.shape for info in file.structure.inputs}
+        fixed = {
+            info.name: tuple(sizes.get(axes[info.name].get(place, ""), size) for place, size in enumerate(info.shape))
+            for info in model.structure.inputs
+        }
+        if shapes != fixed:
             raise InputError(
                 f"{file.path} does not have the sizes that {model.path} states", "run onnxtool optimize --sizes again"
             )

@@ -83,7 +83,7 @@ def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> dict[str, Sizes]
             sizes = dict(zip(axes, numbers, strict=False)) if len(numbers) == len(axes) else {}
             if all([*one] == [*range(len(numbers))] for one in places):  # axes without names, the same in all inputs
                 sizes = {axis: numbers[place] for one in places for place, axis in one.items()}
-        if sizes.keys() != {*axes}:
+        if not axes or sizes.keys() != {*axes}:
             example = ",".join(f"{axis}=1" for axis in axes)
             raise OptionError(
                 f"--sizes {text} does not give each dynamic axis of {model.path} a size: "

@@ -550,6 +550,15 @@ def test_a_compiled_file_of_fixed_sizes_runs_as_its_set(compiled: Path, openvino
         open_session(compiled / "set.onnx", provider="cpu")
 
 
+def test_a_compiled_set_is_verified_on_its_provider_and_knows_all_its_files(
+    compiled: Path, tiny: Path, library: Path
+) -> None:
+    found = verify(compiled / "set.onnx", tiny, VerifyOptions(provider="openvino", provider_library=library))
+    assert found.passed
+    assert {case.description.partition(":")[0] for case in found.cases} >= {"1x8", "2x16"}
+    assert {*ModelFile.open(compiled / "set.onnx").files} == {*compiled.glob("set*.*")}
+
+
 def test_a_compiled_file_is_refused_by_name_on_another_provider(compiled: Path) -> None:
     with pytest.raises(ProviderError, match=r"m\.onnx is compiled for openvino, and here is cpu") as caught:
         open_session(compiled / "m.onnx", provider="cpu")

@@ -28,6 +28,7 @@ from onnxtool.model_file.metadata import SIZES_KEY
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.report import OptimizeReport
 from onnxtool.runtime import made_files
+from onnxtool.runtime.placement import find_placement
 from onnxtool.runtime.session import open_session
 from onnxtool.runtime.sizes import best_batches
 from tests.cli.entry_point import json_of, run_onnxtool
@@ -166,13 +167,32 @@ def test_a_missing_or_changed_file_of_the_set_is_named(copied: Path) -> None:
         open_session(copied)
 
 
-@pytest.mark.parametrize("name", ["../other.onnx", "/etc/passwd", ""])
-def test_a_stamp_that_names_a_file_elsewhere_is_refused(copied: Path, name: str) -> None:
-    model = onnx.load(copied, load_external_data=False)
+def _restamp(path: Path, **changes: Any) -> None:
+    """State something else about each file of a set."""
+    model = onnx.load(path, load_external_data=False)
     for entry in model.metadata_props:
         if entry.key == SIZES_KEY:
-            entry.value = json.dumps([{**one, "file": name} for one in json.loads(entry.value)])
-    copied.write_bytes(model.SerializeToString())
+            entry.value = json.dumps([one | changes for one in json.loads(entry.value)])
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("sizes", [{"batch_size": 4, "sequence": 8}, {"batch_size": 10**18, "sequence": 10**18}])
+def test_a_stamp_with_other_sizes_than_its_files_have_is_refused(copied: Path, sizes: dict[str, int]) -> None:
+    _restamp(copied, sizes=sizes)
+    with pytest.raises(InputError, match=r"set-1x8\.onnx does not have the sizes that .* states"):
+        open_session(copied)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (2, 0), (8,)])
+def test_inputs_without_a_row_or_a_token_are_refused(made: tuple[Path, OptimizeReport], shape: tuple[int, ...]) -> None:
+    together = open_session(made[0])
+    with pytest.raises(InputError, match="has no (batch_size|sequence)"):
+        together.run({info.name: np.zeros(shape, np.int64) for info in together.model.structure.inputs})
+
+
+@pytest.mark.parametrize("name", ["../other.onnx", "/etc/passwd", ""])
+def test_a_stamp_that_names_a_file_elsewhere_is_refused(copied: Path, name: str) -> None:
+    _restamp(copied, file=name)
     with pytest.raises(ModelFileError, match="onnxtool.sizes of .* cannot be read"):
         open_session(copied)
 
@@ -193,6 +213,14 @@ def test_a_new_run_removes_the_files_of_the_former_one(copied: Path, source: Pat
     assert graphs == ["set-1x8.onnx", "set-2x8.onnx", "set.onnx", "set.onnx.data.2"]
     optimize_model(OptimizeOptions(source, output=copied, timing=False, force=True))
     assert sorted(path.name for path in copied.parent.glob("*.onnx*")) == ["set.onnx"]
+
+
+def test_a_new_run_leaves_only_what_was_changed_of_the_former_one(copied: Path, source: Path) -> None:
+    """The others would read the weights of the next run by the same name."""
+    with copied.with_name("set-1x8.onnx").open("ab") as file:
+        file.write(b"\x92\x03\x00")
+    optimize_model(OptimizeOptions(source, output=copied, timing=False, force=True))
+    assert sorted(path.name for path in copied.parent.glob("*.onnx*")) == ["set-1x8.onnx", "set.onnx"]
 
 
 def test_a_file_that_computes_something_else_is_not_kept(
@@ -234,6 +262,19 @@ def test_verify_compares_each_file_of_the_set(made: tuple[Path, OptimizeReport],
 def test_sizes_that_say_too_little_or_too_much_are_refused(source: Path, sizes: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         optimize_model(OptimizeOptions(source, output=source.with_name("unwritten.onnx"), sizes=sizes))
+
+
+def test_a_file_of_fixed_sizes_takes_no_others(made: tuple[Path, OptimizeReport], tmp_path: Path) -> None:
+    member = made[0].with_name("set-1x8.onnx")
+    with pytest.raises(OptionError, match="it has none"):
+        optimize_model(OptimizeOptions(member, output=tmp_path / "m.onnx", sizes="2x8"))
+
+
+def test_a_provider_is_asked_for_the_files_of_a_set(made: tuple[Path, OptimizeReport]) -> None:
+    """And not for the file of any size, which such a provider does not take."""
+    placement = find_placement(ModelFile.open(made[0]), "qnn")
+    assert placement.model.endswith("set-1x8.onnx")
+    assert not any("dynamic axes" in reason for reason in placement.reasons)
 
 
 def test_axes_may_be_named(source: Path, tmp_path: Path) -> None:
