@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import SizedFile
 from onnxtool.reports import short_repr
 from onnxtool.runtime.running import BoundRun, CachedRun, Session
 from onnxtool.runtime.sizes import Sizes, best_batches, input_axes, label, rows_axis
@@ -28,26 +28,24 @@ class SizedSession(Session):
     What that adds to the outputs is cut off. More rows than any file has are run in several batches.
 
     Attributes:
-        files: the sizes and the file of each.
+        files: those that belong to the model, the smallest first.
         open_file: opens one.
         rows: the axis of the rows, of which any number can be run; see `rows_axis`.
         axes: the dynamic axes of each input.
     """
 
-    files: Sequence[tuple[Sizes, ModelFile]] = ()
+    files: Sequence[SizedFile] = ()
     open_file: Callable[[ModelFile], Session] | None = None
     rows: str = ""
     axes: Sequence[tuple[str, Mapping[int, str]]] = ()
-    _opened: dict[Path, Session] = field(default_factory=dict)
+    _opened: dict[str, Session] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     @classmethod
-    def over(
-        cls, model: ModelFile, files: Sequence[tuple[Sizes, ModelFile]], open_file: Callable[[ModelFile], Session]
-    ) -> SizedSession:
-        """Open the smallest of the files, and prepare the others."""
-        files = sorted(files, key=lambda one: prod(one[0].values()))
-        first = open_file(files[0][1])
+    def over(cls, model: ModelFile, open_file: Callable[[ModelFile], Session]) -> SizedSession:
+        """Open the smallest of the files of a model, and prepare the others."""
+        files = sorted(model.sizes, key=lambda one: prod(one.sizes.values()))
+        first = open_file(model.sized(files[0]))
         return cls(
             **{name: value for name, value in vars(first).items() if name != "model"},
             model=model,
@@ -55,7 +53,7 @@ class SizedSession(Session):
             open_file=open_file,
             rows=rows_axis(model),
             axes=[*input_axes(model)],
-            _opened={files[0][1].path: first},
+            _opened={files[0].file: first},
         )
 
     def run_unchecked(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -66,9 +64,10 @@ class SizedSession(Session):
             SessionError: onnxruntime fails on these inputs.
         """
         found, rows = self._sizes_of(feeds), self.rows
-        if any(sizes == found for sizes, _ in self.files):
+        every = [one.sizes for one in self.files]
+        if found in every:
             return self._fitting(found)[1].run_unchecked(feeds)
-        large = [one for one, _ in self.files if all(axis == rows or one[axis] >= size for axis, size in found.items())]
+        large = [one for one in every if all(axis == rows or one[axis] >= size for axis, size in found.items())]
         if not large:
             raise self._too_large(found)
         costs = [(one.get(rows, 1), prod(one.values()) // one.get(rows, 1)) for one in large]
@@ -127,8 +126,8 @@ class SizedSession(Session):
         for info, array in zip(self.model.structure.outputs, outputs, strict=True):
             if any(isinstance(size, str) and size not in found for size in info.shape) or None in info.shape:
                 raise InputError(
-                    f"the output {info.name} of {self.model.path} has sizes {list(info.shape)}, and what padding adds "
-                    "to them is unknown",
+                    f"the output {info.name} of {self.model.path.name} has sizes {list(info.shape)}, and what padding "
+                    "adds to them is unknown",
                     "name the axes of its inputs and outputs alike, or give it inputs of one of its sizes",
                 )
             cut.append(array[tuple(slice(found[size] if isinstance(size, str) else None) for size in info.shape)])
@@ -136,17 +135,17 @@ class SizedSession(Session):
 
     def _fitting(self, found: Sizes) -> tuple[Sizes, Session]:
         """Return the smallest sizes that hold inputs, and the session of their file."""
-        for sizes, file in self.files:
-            if all(sizes[axis] >= size for axis, size in found.items()):
+        for stated in self.files:
+            if all(stated.sizes[axis] >= size for axis, size in found.items()):
                 with self._lock:
-                    if file.path not in self._opened:
+                    if stated.file not in self._opened:
                         assert self.open_file is not None  # noqa: S101  as `over` sets it
-                        self._opened[file.path] = self.open_file(file)
-                    return sizes, self._opened[file.path]
+                        self._opened[stated.file] = self.open_file(self.model.sized(stated))  # unless it was replaced
+                    return stated.sizes, self._opened[stated.file]
         raise self._too_large(found)
 
     def _too_large(self, found: Sizes) -> InputError:
-        known = ", ".join(label(sizes) for sizes, _ in self.files)
+        known = ", ".join(label(one.sizes) for one in self.files)
         return InputError(
             f"{self.model.path} has files for {' x '.join(found)} of {known}, and the inputs are {label(found)}",
             "cut the inputs, or make the files with a larger --sizes",
@@ -172,9 +171,9 @@ def open_sizes(model: ModelFile, open_file: Callable[[ModelFile], Session]) -> S
         ModelFileError: one is missing, or is another file or of other sizes than stated.
         OnnxtoolError: one cannot be opened.
     """
-    files = [(dict(stated.sizes), model.sized(stated)) for stated in model.sizes]
     axes = dict(input_axes(model))
-    for sizes, file in files:
+    for stated in model.sizes:
+        file, sizes = model.sized(stated), stated.sizes
         shapes = {info.name: info.shape for info in file.structure.inputs}
         fixed = {
             info.name: tuple(sizes.get(axes[info.name].get(place, ""), size) for place, size in enumerate(info.shape))
@@ -184,4 +183,4 @@ def open_sizes(model: ModelFile, open_file: Callable[[ModelFile], Session]) -> S
             raise InputError(
                 f"{file.path} does not have the sizes that {model.path} states", "run onnxtool optimize --sizes again"
             )
-    return SizedSession.over(model, files, open_file)
+    return SizedSession.over(model, open_file)

@@ -190,6 +190,15 @@ def test_inputs_without_a_row_or_a_token_are_refused(made: tuple[Path, OptimizeR
         together.run({info.name: np.zeros(shape, np.int64) for info in together.model.structure.inputs})
 
 
+def test_a_file_that_is_replaced_before_it_is_first_needed_is_refused(copied: Path) -> None:
+    """By a later run, say, of other weights."""
+    together = open_session(copied)
+    together.run(_feeds(copied, 1, 8))
+    copied.with_name("set-4x24.onnx").write_bytes(copied.with_name("set-1x24.onnx").read_bytes())
+    with pytest.raises(ModelFileError, match=r"set-4x24\.onnx is not the file of its set"):
+        together.run(_feeds(copied, 4, 24))
+
+
 @pytest.mark.parametrize("name", ["../other.onnx", "/etc/passwd", ""])
 def test_a_stamp_that_names_a_file_elsewhere_is_refused(copied: Path, name: str) -> None:
     _restamp(copied, file=name)
