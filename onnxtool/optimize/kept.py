@@ -28,7 +28,9 @@ _KEY = "onnxtool.keep_float32"  # in metadata that no file has: the patterns of 
 PARTS = "onnxtool.keep_float32_parts"
 """Key in the metadata of an attention's packed weight: the patterns of the layers in it."""
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_FUSED = frozenset(name.rpartition("::")[2] for names in FUSED_OPERATORS.values() for name in names)
+_FUSED = frozenset(
+    part for names in FUSED_OPERATORS.values() for name in names for part in (name, name.rpartition("::")[2])
+)
 _OTHERS = {ir.DataType[name].value for name in ("FLOAT16", "BFLOAT16", "INT8", "UINT8", "INT4", "UINT4")}
 _Key = tuple[str, str]
 

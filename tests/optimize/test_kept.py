@@ -194,6 +194,12 @@ def test_a_pattern_without_a_match_is_an_error(exported: Path, tmp_path: Path) -
     assert not exported.with_name("tiny-int8.onnx").exists()
 
 
+def test_an_operator_that_passes_write_is_known_by_its_name_with_its_domain(exported: Path) -> None:
+    """As `stats` lists it in an optimized file."""
+    found, expected = (optimized(exported, "int8", f"{domain}Attention").num_kept for domain in ("com.microsoft::", ""))
+    assert [*found.values()] == [*expected.values()]
+
+
 def test_a_match_that_computes_nothing_is_an_error(exported: Path) -> None:
     """A Shape has no floats to keep."""
     with pytest.raises(PassError, match="--keep_float32 Shape keeps nothing"):
