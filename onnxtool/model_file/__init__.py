@@ -112,8 +112,8 @@ class ModelFile:
         """Add metadata by appending to the file, which must not have any of these keys."""
         stamp(self.path, entries)
         self.structure = self.structure._replace(metadata={**self.structure.metadata, **entries})
-        for known in ("size_bytes", "metadata"):
-            self.__dict__.pop(known, None)
+        for known in self.__dict__.keys() - {"path", "structure"}:
+            del self.__dict__[known]
 
     def check_sound(self) -> None:
         """Refuse a graph that could crash another library; to be called before any library loads it.

@@ -90,8 +90,10 @@ def test_a_stamped_model_is_still_read_by_others(tmp_path: Path, write: Callable
     path = tmp_path / "model.onnx"
     write(path)
     model = ModelFile.open(path)
+    assert not model.steps
     model.stamp({"onnxtool.source": "a/b", "unicode": "ü\n"})
     model.stamp(step_entry("export", None, opset=17, previous=({"step": "before"},)))
+    assert [step["step"] for step in model.steps] == ["before", "export"]
     metadata = {item.key: item.value for item in onnx.load(path).metadata_props}
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert session.get_modelmeta().custom_metadata_map == metadata

@@ -550,13 +550,14 @@ def test_a_compiled_file_of_fixed_sizes_runs_as_its_set(compiled: Path, openvino
         open_session(compiled / "set.onnx", provider="cpu")
 
 
-def test_a_compiled_set_is_verified_on_its_provider_and_knows_all_its_files(
+def test_a_compiled_set_is_verified_on_its_provider_and_knows_its_files_and_steps(
     compiled: Path, tiny: Path, library: Path
 ) -> None:
     found = verify(compiled / "set.onnx", tiny, VerifyOptions(provider="openvino", provider_library=library))
     assert found.passed
     assert {case.description.partition(":")[0] for case in found.cases} >= {"1x8", "2x16"}
     assert {*ModelFile.open(compiled / "set.onnx").files} == {*compiled.glob("set*.*")}
+    assert [step["step"] for step in ModelFile.open(compiled / "set-1x8.onnx").steps[-2:]] == ["optimize", "sizes"]
 
 
 def test_a_compiled_file_is_refused_by_name_on_another_provider(compiled: Path) -> None:
