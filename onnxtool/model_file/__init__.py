@@ -175,12 +175,7 @@ class ModelFile:
 
     @checked
     def sized(self, stated: SizedFile) -> ModelFile:
-        """Open one of the files of fixed sizes; see `sized_path`."""
-        return type(self).open(self.sized_path(stated))
-
-    @checked
-    def sized_path(self, stated: SizedFile) -> Path:
-        """Return the path of one of the files of fixed sizes.
+        """Open one of the files of fixed sizes.
 
         Raises:
             ModelFileError: it is missing, or not the file that was written with this one.
@@ -192,7 +187,7 @@ class ModelFile:
                 "with it, and states its digest",
                 "keep the files of a set together, or run onnxtool optimize --sizes again",
             )
-        return path
+        return type(self).open(path)
 
     @cached_property
     def compiled(self) -> Compiled | None:

@@ -41,21 +41,6 @@ class SizedSession(Session):
     _opened: dict[str, Session] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
-    @classmethod
-    def over(cls, model: ModelFile, open_file: Callable[[ModelFile], Session]) -> SizedSession:
-        """Open the smallest of the files of a model, and prepare the others."""
-        files = sorted(model.sizes, key=lambda one: prod(one.sizes.values()))
-        first = open_file(model.sized(files[0]))
-        return cls(
-            **{name: value for name, value in vars(first).items() if name != "model"},
-            model=model,
-            files=files,
-            open_file=open_file,
-            rows=rows_axis(model),
-            axes=[*input_axes(model)],
-            _opened={files[0].file: first},
-        )
-
     def run_unchecked(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Run the batch, or several, on the files whose sizes need the least padding.
 
@@ -71,7 +56,8 @@ class SizedSession(Session):
         if not large:
             raise self._too_large(found)
         costs = [(one.get(rows, 1), prod(one.values()) // one.get(rows, 1)) for one in large]
-        parts = [self._piece(feeds, part) for part in best_batches([0] * found.get(rows, 1), costs)]
+        places = best_batches([0] * found.get(rows, 1), costs)
+        parts = [{name: array[part] for name, array in feeds.items()} if rows else feeds for part in places]
         outputs = [self._run(part, self._sizes_of(part)) for part in parts]
         if len(outputs) == 1:
             return outputs[0]
@@ -114,9 +100,6 @@ class SizedSession(Session):
                     )
         return found
 
-    def _piece(self, feeds: Mapping[str, NDArray[Any]], rows: Sequence[int]) -> dict[str, NDArray[Any]]:
-        return {name: array[list(rows)] if self.rows else array for name, array in feeds.items()}
-
     def _run(self, feeds: Mapping[str, NDArray[Any]], found: Sizes) -> list[NDArray[Any]]:
         sizes, session = self._fitting(found)
         outputs = session.run_unchecked(self._filled(feeds, sizes))
@@ -139,7 +122,7 @@ class SizedSession(Session):
             if all(stated.sizes[axis] >= size for axis, size in found.items()):
                 with self._lock:
                     if stated.file not in self._opened:
-                        assert self.open_file is not None  # noqa: S101  as `over` sets it
+                        assert self.open_file is not None  # noqa: S101  as `open_sizes` sets it
                         self._opened[stated.file] = self.open_file(self.model.sized(stated))  # unless it was replaced
                     return stated.sizes, self._opened[stated.file]
         raise self._too_large(found)
@@ -165,7 +148,7 @@ class SizedSession(Session):
 
 
 def open_sizes(model: ModelFile, open_file: Callable[[ModelFile], Session]) -> SizedSession:
-    """Open the files of fixed sizes that belong to a model as one session.
+    """Open the smallest of the files of fixed sizes that belong to a model, and prepare the others, as one session.
 
     Raises:
         ModelFileError: one is missing, or is another file or of other sizes than stated.
@@ -183,4 +166,14 @@ def open_sizes(model: ModelFile, open_file: Callable[[ModelFile], Session]) -> S
             raise InputError(
                 f"{file.path} does not have the sizes that {model.path} states", "run onnxtool optimize --sizes again"
             )
-    return SizedSession.over(model, open_file)
+    files = sorted(model.sizes, key=lambda one: prod(one.sizes.values()))
+    first = open_file(model.sized(files[0]))
+    return SizedSession(
+        **{name: value for name, value in vars(first).items() if name != "model"},
+        model=model,
+        files=files,
+        open_file=open_file,
+        rows=rows_axis(model),
+        axes=[*axes.items()],
+        _opened={files[0].file: first},
+    )

@@ -72,7 +72,8 @@ def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> dict[str, Sizes]
     Raises:
         OptionError: a size names other axes than these.
     """
-    axes, places = axes_of(model), [axes for _, axes in input_axes(model)]
+    places = [axes for _, axes in input_axes(model)]
+    axes = [*dict.fromkeys(axis for one in places for axis in one.values())]
     found: dict[str, Sizes] = {}
     for text in _split(texts):
         if "=" in text:
@@ -112,11 +113,6 @@ def _name(text: str) -> str:
 def label(sizes: Mapping[str, int]) -> str:
     """Return sizes as a text, e.g. `8x128`."""
     return "x".join(map(str, sizes.values()))
-
-
-def axes_of(model: ModelFile) -> list[str]:
-    """Return the names of the dynamic axes of a model's inputs, in their order."""
-    return [*dict.fromkeys(axis for _, axes in input_axes(model) for axis in axes.values())]
 
 
 def input_axes(model: ModelFile) -> Iterator[tuple[str, dict[int, str]]]:
