@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import RemoveUnusedNodesPass
+from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 
 from onnxtool.graph.shapes import find_shapes, named_axes
 
@@ -20,7 +20,8 @@ def fix_sizes(model: ir.Model, sizes: Mapping[str, int]) -> int:
     """Give each dynamic axis of the inputs its size, and replace all values that follow from sizes by constants.
 
     Shapes are inferred from the operators, so a constant is what the graph computes on every input of these sizes. What
-    depends on values too, such as the number of tokens that a mask selects, stays computed.
+    depends on values too, such as the number of tokens that a mask selects, stays computed, and so does what lies in a
+    branch or a loop.
 
     Args:
         model: the model, changed in place.
@@ -29,6 +30,8 @@ def fix_sizes(model: ir.Model, sizes: Mapping[str, int]) -> int:
     Returns:
         The number of nodes that still compute sizes.
     """
+    if model.functions:
+        InlinePass()(model)
     for value in model.graph.inputs:
         named = dict(named_axes(value))
         if value.shape is not None:

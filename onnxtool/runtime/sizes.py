@@ -35,7 +35,7 @@ class SizeResult(NamedTuple):
     Attributes:
         sizes: by the name of the axis.
         num_nodes: of its graph.
-        num_computing: the nodes that still compute sizes, because these depend on values.
+        num_computing: the nodes that still compute sizes, because these depend on values, or lie in a branch.
         verification: the comparison with the file of any size; None if it was not compared.
         note: for the user, on what was compiled.
     """

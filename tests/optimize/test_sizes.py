@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
@@ -322,6 +323,16 @@ def test_a_graph_without_a_mask_has_one_size_and_not_several(tmp_path: Path) -> 
     assert len(alone.sizes) == 1
     with pytest.raises(VerificationError, match="differs"):
         optimize_model(OptimizeOptions(path, output=tmp_path / "set.onnx", sizes="1x6,2x6", timing=False))
+
+
+def test_what_a_function_computes_from_sizes_becomes_constant(tmp_path: Path) -> None:
+    graph = '<ir_version: 9, opset_import: ["" : 17, "my" : 1]> g (float[b, t] x) => (float[b, t] y) { y = my.f(x) }'
+    function = "f (a) => (o) { s = Shape(a) z = ConstantOfShape(s) r = Add(a, z) o = Relu(r) }"
+    text = f'{graph} <domain: "my", opset_import: ["" : 17]> {function}'
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    assert fix_sizes(model, {"b": 2, "t": 3}) == 0
+    assert [node.op_type for node in model.graph.all_nodes()] == ["Add", "Relu"]
+    assert not model.functions
 
 
 def test_rows_that_read_each_other_are_not_split(tmp_path: Path) -> None:
