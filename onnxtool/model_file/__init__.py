@@ -587,6 +587,15 @@ def _parts_of(output: Path) -> list[Path]:
     return [file for part in parts for file in (part, *(_parts_of(part) if part.suffix == ".onnx" else ()))]
 
 
+def _stated_by(staging: Staging) -> set[Path]:
+    """Return where the files that the new graph needs lie."""
+    try:
+        new = ModelFile(staging.model_path, read_structure(staging.model_path))
+        return {staging.output.with_name(file.name) for file in new.files}
+    except ModelFileError:
+        return set()  # a report, say
+
+
 def _own_data(output: Path, locations: Sequence[str] | None = None) -> list[Path]:
     """Return the external data of the graph at `output` that onnxtool wrote; only from `locations`, if given.
 
@@ -617,7 +626,8 @@ def _commit(staging: Staging, hidden: Path, *, force: bool) -> None:
         check_not_input(target)
     new_locations = locations.get(staging.model_path, ())
     superseded = [location for location in _locations_of(staging.output) if location not in new_locations]
-    staging.obsolete.extend(set(_parts_of(staging.output)) - {*targets.values()})
+    # A copied graph has the parts of the old one, which were copied before it.
+    staging.obsolete.extend(set(_parts_of(staging.output)) - {*targets.values()} - _stated_by(staging))
     # A copied graph refers to the data of the old one.
     unread = [file for file in _own_data(staging.output, superseded) if input_at(file) is None]
     commit(hidden, [*targets.values()], staging.obsolete, [*staging.obsolete_data, *unread])

@@ -24,7 +24,7 @@ from onnxtool.graph.fixed_sizes import fix_sizes
 from onnxtool.infer import load
 from onnxtool.infer.chats import LongTexts
 from onnxtool.infer.vectors import SparseVectors
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, staged
 from onnxtool.model_file.metadata import SIZES_KEY
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.report import OptimizeReport
@@ -223,6 +223,13 @@ def test_a_new_run_removes_the_files_of_the_former_one(copied: Path, source: Pat
     assert graphs == ["set-1x8.onnx", "set-2x8.onnx", "set.onnx", "set.onnx.data.2"]
     optimize_model(OptimizeOptions(source, output=copied, timing=False, force=True))
     assert sorted(path.name for path in copied.parent.glob("*.onnx*")) == ["set.onnx"]
+
+
+def test_a_set_that_is_copied_over_its_copy_stays_whole(made: tuple[Path, OptimizeReport], copied: Path) -> None:
+    """As a model of sentence-transformers that is saved twice: the graph comes last."""
+    with staged(copied, force=True) as staging:
+        shutil.copyfile(made[0], staging.model_path)
+    open_session(copied)
 
 
 def test_a_new_run_leaves_only_what_was_changed_of_the_former_one(copied: Path, source: Path) -> None:
