@@ -581,7 +581,7 @@ def _parts_of(output: Path) -> list[Path]:
         named += [] if old is None or old.compiled is None else [(old.compiled.context, old.compiled.context_sha256)]
     except ModelFileError:
         return []
-    own = re.compile(re.escape(output.stem) + r"(-[0-9x]+)?(\.onnx|_[^.]+\.bin)")
+    own = re.compile(re.escape(output.stem) + r"(-[0-9x]+)?(\.onnx|_.+)")
     found = [(output.with_name(name), digest) for name, digest in named if own.fullmatch(name)]
     parts = [part for part, digest in found if part.is_file() and digest_of_start(part, part.stat().st_size) == digest]
     return [file for part in parts for file in (part, *(_parts_of(part) if part.suffix == ".onnx" else ()))]
