@@ -38,13 +38,14 @@ from onnxtool.runtime.providers import ExecutionProvider, resolve_provider
 from onnxtool.runtime.session import open_alike, open_session
 
 SIZES, PICTURES = ((1, 16), (1, 64), (4, 64)), ((1,), (8,))
-REQUESTS, TURNS, SECONDS = 1000, 15, 1.0
+SECONDS, LEAST_ROUNDS = 4.0, 9
 OF_SIZES = ("Shape", "Size", "Range", "Gather")
-_BERT = {"vocab_size": 30522, "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
-_BERT |= {"intermediate_size": 1024}
+_LAYERS = {"hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 1024}
+_BERT = {**_LAYERS, "vocab_size": 30522}
 _DEBERTA = {**_BERT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256}
 _DEBERTA |= {"share_att_key": True, "norm_rel_ebd": "layer_norm", "type_vocab_size": 0}
-_TEXTS = {"vocab_size": 30522, "max_position_embeddings": 128, "bos_token_id": 101, "eos_token_id": 102}
+_TEXTS = {**_LAYERS, "vocab_size": 30522, "max_position_embeddings": 128, "bos_token_id": 101, "eos_token_id": 102}
+_PICTURES = {**_LAYERS, "image_size": 64, "patch_size": 8}
 RANDOM: dict[str, Callable[[], Any]] = {
     "BERT": lambda: transformers.BertModel(transformers.BertConfig(**_BERT)),
     "ModernBERT": lambda: transformers.ModernBertModel(
@@ -54,7 +55,7 @@ RANDOM: dict[str, Callable[[], Any]] = {
     ),
     "DeBERTa": lambda: transformers.DebertaV2Model(transformers.DebertaV2Config(**_DEBERTA)),
     "reranker": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**_BERT, num_labels=1)),
-    "CLIP": lambda: transformers.CLIPModel(transformers.CLIPConfig(text_config=_TEXTS)),
+    "CLIP": lambda: transformers.CLIPModel(transformers.CLIPConfig(text_config=_TEXTS, vision_config=_PICTURES)),
 }
 
 
@@ -68,7 +69,8 @@ def make_checkpoints(folder: Path) -> dict[str, tuple[Path, str]]:
         for file in folder.glob("all-MiniLM-L6-v2/*token*"):
             shutil.copy(file, folder / name)
         found[name] = (folder / name, "auto")
-    transformers.CLIPImageProcessor().save_pretrained(folder / "CLIP")
+    square = {"height": 64, "width": 64}
+    transformers.CLIPImageProcessor(size={"shortest_edge": 64}, crop_size=square).save_pretrained(folder / "CLIP")
     found["CLIP, pictures"] = (folder / "CLIP", "image-feature-extraction")
     found["CLIP, texts"] = (found.pop("CLIP")[0], "sentence-similarity")
     return found
@@ -91,12 +93,12 @@ def inputs_of(model: ModelFile, rows: int, tokens: int, draw: np.random.Generato
     }
 
 
-def largest_difference(model: ModelFile, sizes: tuple[tuple[int, ...], ...]) -> float:
+def largest_difference(model: ModelFile, sizes: tuple[tuple[int, ...], ...], requests: int) -> float:
     """Run the requests through the set and through the file; return the largest difference of a real token or row."""
     draw, most = np.random.default_rng(0), [max(numbers) for numbers in zip(*sizes, strict=True)]
     together, alone = open_session(model, provider="cpu"), open_session(model.with_sizes(), provider="cpu")
     worst = 0.0
-    for _ in range(REQUESTS):
+    for _ in range(requests):
         rows, tokens = int(draw.integers(1, most[0] + 1)), int(draw.integers(1, most[-1] + 1))
         feeds = inputs_of(model, rows, tokens, draw)
         found, expected = together.run(feeds), alone.run(feeds)
@@ -107,20 +109,18 @@ def largest_difference(model: ModelFile, sizes: tuple[tuple[int, ...], ...]) -> 
 
 
 def in_turns(*runs: Callable[[], Any]) -> list[float]:
-    """Return the ratio of each run's time to the first one's, as the median of turns."""
+    """Return the median time of each run as a ratio to the first one's; they take turns, each once in a round."""
     times: list[list[float]] = []
-    for run in runs:
-        run()
-    for _ in range(TURNS):
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end or len(times) < LEAST_ROUNDS:
         spent = []
         for run in runs:
-            start, number = time.perf_counter(), 0
-            while number < 3 or time.perf_counter() - start < SECONDS / TURNS:
-                run()
-                number += 1
-            spent.append((time.perf_counter() - start) / number)
-        times.append([one / spent[0] for one in spent])
-    return [statistics.median(column) for column in zip(*times, strict=True)]
+            start = time.perf_counter()
+            run()
+            spent.append(time.perf_counter() - start)
+        times.append(spent)
+    medians = [statistics.median(column) for column in zip(*times[1:], strict=True)]
+    return [median / medians[0] for median in medians]
 
 
 def peers(path: Path, sizes: dict[str, int], folder: Path) -> tuple[Any, Any, int]:
@@ -139,13 +139,17 @@ def peers(path: Path, sizes: dict[str, int], folder: Path) -> tuple[Any, Any, in
 
 
 def nodes_for_sizes(model: onnx.ModelProto) -> int:
-    """Count Shape, Size and Range, and Gathers of what is no weight."""
-    weights = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) > 1}
-    looked_up = [node for node in model.graph.node if node.op_type in OF_SIZES and not node.domain]
-    return sum(node.op_type != "Gather" or not weights & {*node.input} for node in looked_up)
+    """Count the nodes Shape, Size, Range and Gather that read nothing but shapes and constants."""
+    constants, derived, count = {tensor.name for tensor in model.graph.initializer}, set[str](), 0
+    for node in model.graph.node:
+        is_start, reads = node.op_type in ("Shape", "Size"), {name for name in node.input if name}
+        if is_start or (reads & derived and reads <= derived | constants):
+            derived |= {*node.output}
+            count += node.op_type in OF_SIZES and not node.domain
+    return count
 
 
-def bench(path: Path, precision: str, folder: Path) -> list[str]:
+def bench(path: Path, precision: str, folder: Path, requests: int) -> list[str]:
     """Make a set of a file in a precision, and return the columns of its table."""
     is_picture = ModelFile.open(path).takes_pictures
     sizes: tuple[tuple[int, ...], ...] = PICTURES if is_picture else SIZES
@@ -157,7 +161,7 @@ def bench(path: Path, precision: str, folder: Path) -> list[str]:
     model = ModelFile.open(output)
     left = sum(nodes_for_sizes(onnx.load(output.with_name(one.file), load_external_data=False)) for one in report.sizes)
     share = model.size_bytes / alone.stat().st_size
-    columns = [precision, f"{largest_difference(model, sizes):.1e}", str(left), f"{share:.3f}"]
+    columns = [precision, f"{largest_difference(model, sizes, requests):.1e}", str(left), f"{share:.3f}"]
     dynamic, together = (open_session(one, provider="cpu") for one in (alone, model))
     for one in (report.sizes[0], report.sizes[-1]):
         numbers = [*one.sizes.values()]
@@ -199,6 +203,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", nargs="*", default=[])
+    parser.add_argument("--requests", type=int, default=1000, help="random requests to each set")
     parser.add_argument("--provider", help="also compile MiniLM for this provider")
     arguments = parser.parse_args()
     print(describe_machine())
@@ -215,9 +220,10 @@ def main() -> None:
             report = export_model(ExportOptions(str(checkpoint), task=task, output=folder / "m.onnx"))
             for precision in ("fp32", "int8"):
                 try:
-                    print("|", " | ".join([model, *bench(Path(report.output), precision, folder)]), "|", flush=True)
+                    columns = bench(Path(report.output), precision, folder, arguments.requests)
                 except OnnxtoolError as error:
-                    print("|", model, "|", precision, "|", error.message, "|", flush=True)
+                    columns = [precision, error.message]
+                print("|", " | ".join([model, *columns]), "|", flush=True)
             if model == "MiniLM" and arguments.provider:
                 bench_loading(Path(report.output), arguments.provider, folder)
 

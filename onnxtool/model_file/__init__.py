@@ -42,6 +42,7 @@ from onnxtool.model_file.metadata import (
     Compiled,
     SizedFile,
     TextInput,
+    digest_of_blocks,
     digest_of_start,
     is_plain_name,
     parse_compiled,
@@ -583,8 +584,12 @@ def _parts_of(output: Path) -> list[Path]:
         return []
     own = re.compile(re.escape(output.stem) + r"(-[0-9x]+)?(\.onnx|_.+)")
     found = [(output.with_name(name), digest) for name, digest in named if own.fullmatch(name)]
-    parts = [part for part, digest in found if part.is_file() and digest_of_start(part, part.stat().st_size) == digest]
+    parts = [part for part, digest in found if part.is_file() and _digest(part) == digest]
     return [file for part in parts for file in (part, *(_parts_of(part) if part.suffix == ".onnx" else ()))]
+
+
+def _digest(part: Path) -> str:
+    return digest_of_start(part, part.stat().st_size) if part.suffix == ".onnx" else digest_of_blocks(part)
 
 
 def _stated_by(staging: Staging) -> set[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnxtool.errors import ModelFileError, ProviderError
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import Compiled, digest_of_start
+from onnxtool.model_file.metadata import Compiled, digest_of_blocks, digest_of_start
 from onnxtool.model_file.wire import read_texts
 from onnxtool.runtime.providers import ExecutionProvider, provider_hardware, provider_version, runtime_version
 
@@ -21,7 +21,7 @@ def describe(compiled: ModelFile, provider: ExecutionProvider, context: str) -> 
         runtime=runtime_version(),
         hardware=provider_hardware(provider),
         context=context,
-        context_sha256=digest_of_start(part, part.stat().st_size),
+        context_sha256=digest_of_blocks(part),
         graph_bytes=size,
         graph_sha256=digest_of_start(compiled.path, size),
     )
@@ -54,7 +54,7 @@ def require_runs_here(model: ModelFile, stated: Compiled, provider: ExecutionPro
         problem = "its graph was changed"
     elif not part.is_file():
         problem = f"{stated.context} is missing beside it"
-    elif digest_of_start(part, part.stat().st_size) != stated.context_sha256:
+    elif digest_of_blocks(part) != stated.context_sha256:
         problem = f"{stated.context} was changed, or belongs to another file"
     if problem:
         raise ModelFileError(f"{model.path} is not what {stated.provider} compiled: {problem}", _AGAIN)
