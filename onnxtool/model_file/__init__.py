@@ -201,7 +201,7 @@ class ModelFile:
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """All of its files: first the graph, then external data, files of fixed sizes, and compiled parts."""
+        """The graph file, its external data, its files of fixed sizes, and what is compiled."""
         members = [self.path.with_name(stated.file) for stated in self.sizes]
         made = [self, *(type(self)(path, read_structure(path)) for path in members if path.is_file())]
         contexts = [one.path.with_name(one.compiled.context) for one in made if one.compiled is not None]
