@@ -631,8 +631,8 @@ def _commit(staging: Staging, hidden: Path, *, force: bool) -> None:
         check_not_input(target)
     new_locations = locations.get(staging.model_path, ())
     superseded = [location for location in _locations_of(staging.output) if location not in new_locations]
-    # A copied graph has the parts of the old one, which were copied before it.
-    staging.obsolete.extend(set(_parts_of(staging.output)) - {*targets.values()} - _stated_by(staging))
+    if parts := {*_parts_of(staging.output)}:  # a copied graph has those of the old one, which were copied before it
+        staging.obsolete.extend(parts - {*targets.values()} - _stated_by(staging))
     # A copied graph refers to the data of the old one.
     unread = [file for file in _own_data(staging.output, superseded) if input_at(file) is None]
     commit(hidden, [*targets.values()], staging.obsolete, [*staging.obsolete_data, *unread])

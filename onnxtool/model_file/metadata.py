@@ -65,7 +65,7 @@ REQUIRED = "required"
 
 _MOST_UNPACKED = 256 << 20  # bytes
 _BLOCK = 1 << 20  # bytes read at a time
-_LARGE_BLOCK = 1 << 24
+_LARGE_BLOCK = 1 << 22
 # Of a verification, recorded with the step.
 FIGURES = (
     *("reference", "max_abs_error", "atol", "rtol", "cosine_min", "cosine_required"),
@@ -225,21 +225,16 @@ def digest_of_start(path: Path, num_bytes: int) -> str:
 
 def digest_of_blocks(path: Path) -> str:
     """Return the SHA-256 of the SHA-256 of each block of a large file, which two threads compute."""
-    import mmap
     from concurrent.futures import ThreadPoolExecutor
 
-    size = path.stat().st_size
-    if not size:
-        return hashlib.sha256().hexdigest()
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-        memoryview(data) as view,
-    ):
-        starts = range(0, size, _LARGE_BLOCK)
-        with ThreadPoolExecutor(2) as threads:
-            blocks = threads.map(lambda start: hashlib.sha256(view[start : start + _LARGE_BLOCK]).digest(), starts)
-            return hashlib.sha256(b"".join(blocks)).hexdigest()
+    def digest_from(start: int) -> bytes:
+        with path.open("rb") as file:
+            file.seek(start)
+            return hashlib.sha256(file.read(_LARGE_BLOCK)).digest()
+
+    with ThreadPoolExecutor(2) as threads:
+        blocks = threads.map(digest_from, range(0, path.stat().st_size, _LARGE_BLOCK))
+        return hashlib.sha256(b"".join(blocks)).hexdigest()
 
 
 def step_entry(
