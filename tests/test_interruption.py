@@ -211,6 +211,20 @@ def test_a_crash_in_a_library_shows_where_it_was_called(tmp_path: Path) -> None:
     assert "benchmarking/measurement.py" in done.stderr
 
 
+def test_a_signal_that_a_library_turns_into_an_error_of_its_own_ends_the_command_all_the_same() -> None:
+    """As pybind11 does while it starts a library: without this, the command ended with a traceback and code 1."""
+    code = (
+        "import os, signal, time\nfrom onnxtool import cli\nfrom onnxtool.cli import entry\n"
+        "def start(_arguments):\n"
+        "    try:\n        os.kill(os.getpid(), signal.SIGINT)\n        time.sleep(60)\n"
+        "    except BaseException as error:\n        raise ImportError('initialization failed') from error\n"
+        "entry.run_arguments = start\ncli.run()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+
+
 @pytest.fixture
 def exported(workshop: Workshop, tmp_path: Path) -> Path:
     """A file to optimize, and an earlier result beside it."""

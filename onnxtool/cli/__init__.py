@@ -34,8 +34,10 @@ def run() -> NoReturn:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)
         from onnxtool.cli.entry import run_arguments
 
-        code = run_arguments(sys.argv[1:])
-        interruption.check_interrupted()  # whoever caught the exception ends the command with another code
+        try:
+            code = run_arguments(sys.argv[1:])
+        finally:  # a library may have caught the exception, or raised another: pybind11 an ImportError as it starts
+            interruption.check_interrupted()
     except interruption.Interrupted as stop:
         code = stop.code
     interruption.ignore_signals()
