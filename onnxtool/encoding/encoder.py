@@ -179,6 +179,7 @@ def _chosen(model: CorpusModel, options: VectorOptions, shard_format: ShardForma
         "reading": plan.task,
         "description": list(options.description.given.values()),
         "representation": options.representation,
+        "adapter": options.adapter,
         "long": plan.long.way if plan.long.way != CUT.way else None,
         "overlap": plan.long.overlap,
     }
@@ -268,7 +269,7 @@ class SplitEncoder:
 
     def _open(self, task: Task, options: VectorOptions) -> None:
         resolve_provider(options.provider)  # before anything is fetched
-        file = ModelFile.open(model_on_this_machine(task.model_path, options.text_task))
+        file = ModelFile.open(model_on_this_machine(task.model_path, options.text_task)).with_adapter(options.adapter)
         threads = options.threads or 1
         model: CorpusModel
         left_out: tuple[str, ...] = ()

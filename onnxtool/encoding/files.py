@@ -488,6 +488,7 @@ def _fetch(model: Uri, task: str | None) -> Path:
             download(model.parent / partner, path.with_name(partner))
             structures.append(read_structure(path.with_name(partner)))
     external = {(path.parent / data.location).resolve() for one in structures for data in one.external}
+    external |= {(path.parent / one.file).resolve() for one in ModelFile(path, structures[0]).adapters}
     for name, size in below(base):
         target = (place / name).resolve()
         is_wanted = target in external or (_BESIDE.fullmatch(name) is not None and size <= _MOST_BESIDE_BYTES)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from onnxtool.checkpoint.vector_types import Dimensions
-from onnxtool.infer.options import Described, FileTask, ModelName, Overlap, Representation, check_overlap
+from onnxtool.infer.options import AdapterName, Described, FileTask, ModelName, Overlap, Representation, check_overlap
 from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath
 from onnxtool.runtime.providers import Provider, ProviderOptions, Threads
 
@@ -26,7 +26,8 @@ class EvaluateOptions(Described, ProviderOptions):
     Attributes:
         split: the split of the judgements.
         measures: names of measures in ir_measures' notation; also MRR, Recall and MAP.
-        against: another ONNX file, a checkpoint that sentence-transformers runs in PyTorch, or `bm25`.
+        against: another ONNX file, or FILE@ADAPTER for it with an adapter, a checkpoint that sentence-transformers runs
+            in PyTorch, or `bm25`.
         candidates: a run in TREC format, whose documents a reranker reorders; None for BM25's results.
         depth: number of documents kept per query.
         num_candidates: number of documents per query that a reranker reorders; None for 100.
@@ -34,8 +35,8 @@ class EvaluateOptions(Described, ProviderOptions):
         cache: folder for document vectors; None for the user's cache folder.
         long: whether long documents are truncated (`truncate`) or read in windows, of which the best counts (`window`).
         overlap: number of tokens shared by neighbouring windows; None for a quarter of a window.
-        model_name: as in CorpusOptions, like `representation`, `provider`, `workers`, `threads`, `dimensions` and
-            `keep_special`.
+        model_name: as in CorpusOptions, like `representation`, `adapter`, `provider`, `workers`, `threads`,
+            `dimensions` and `keep_special`.
         task: the file's task as in FileDescription, like `head`, `pooling` and `normalize`; applied to `against` too
             if that is a file without a stamp.
         partner: the file of the other model, if queries and documents have separate models.
@@ -55,8 +56,8 @@ class EvaluateOptions(Described, ProviderOptions):
     against: Annotated[
         OptionalName,
         Option(
-            "Compare, query by query, with another ONNX file, a checkpoint, which sentence-transformers runs "
-            f"in PyTorch, or {BM25}.",
+            "Compare, query by query, with another ONNX file (FILE@NAME: with its adapter), a checkpoint, which "
+            f"sentence-transformers runs in PyTorch, or {BM25}.",
             metavar="MODEL_OR_ID",
             is_checkpoint=True,
         ),
@@ -98,6 +99,7 @@ class EvaluateOptions(Described, ProviderOptions):
         ),
     ] = UNSET
     representation: Representation = None
+    adapter: AdapterName = None
     long: Annotated[
         str,
         Option(

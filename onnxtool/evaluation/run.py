@@ -181,7 +181,10 @@ def _open_base(name: str, options: EvaluateOptions, kind: str) -> System:
     """Open the system to compare with: BM25, an ONNX file, or a checkpoint in PyTorch."""
     if name == BM25:
         return Bm25(options)
-    path = Path(name)
+    path, adapter = Path(name), None
+    if not path.is_file() and path.suffix.lower().startswith(".onnx@"):
+        path, adapter = path.with_suffix(path.suffix[:5]), path.suffix[6:]
+    options = replace(options, adapter=adapter)
     if path.is_file() or path.suffix.lower() == ".onnx":
         if ModelFile.open(path).stated_task:  # descriptions only apply to files that do not state it themselves
             options = replace(options, task=None, head=None, pooling=None, normalize=None)

@@ -308,12 +308,16 @@ def _terms(queries: SparseVectors, num_weights: int, num_vectors: int) -> Terms:
     return Terms(len(queries.weights) / len(queries), per_document, 1 - per_document / len(queries.vocabulary))
 
 
+def _named(path: Path, options: EvaluateOptions) -> str:
+    return str(path) if options.adapter is None else f"{path}@{options.adapter}"
+
+
 class OnnxVectors(VectorSystem):
     """An ONNX file that returns vectors. Document vectors are cached."""
 
     def __init__(self, path: Path, model: LoadedModel, options: EvaluateOptions) -> None:
         super().__init__(options)
-        self.name, self.size_bytes = str(path), ModelFile.open(path).size_bytes
+        self.name, self.size_bytes = _named(path, options), ModelFile.open(path).size_bytes
         self._model = model
         self._documents = model.of_task("document")
         self._path = self._documents.session.model.path
@@ -345,6 +349,7 @@ class OnnxVectors(VectorSystem):
             pooling=options.pooling,
             normalize=options.normalize,
             representation=options.representation,
+            adapter=options.adapter,
             long=options.long,
             overlap=options.overlap,
             provider=options.provider,
@@ -406,7 +411,7 @@ class OnnxReranker(Reranking):
 
     def __init__(self, path: Path, model: LoadedModel, options: EvaluateOptions) -> None:
         super().__init__(options)
-        self.name, self.size_bytes = str(path), ModelFile.open(path).size_bytes
+        self.name, self.size_bytes = _named(path, options), ModelFile.open(path).size_bytes
         self._model, self.reading_notes = model, model.reading_notes
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -433,6 +438,7 @@ def open_model(path: Path, options: EvaluateOptions) -> System:
         provider=options.provider,
         threads=options.threads,
         representation=options.representation,
+        adapter=options.adapter,
         partner_path=options.partner,
     )
     if options.candidates is not None and model.head.kind != "scores":

@@ -19,7 +19,7 @@ from onnxtool.infer.generation.graphs import ENCODER_MASK, find_encoder
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.heads.head import BatchRules
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
-from onnxtool.infer.options import FileDescription, Long, ModelOptions, Representation, TextTask
+from onnxtool.infer.options import AdapterName, FileDescription, Long, ModelOptions, Representation, TextTask
 from onnxtool.infer.report import InferReport
 from onnxtool.infer.static_queries import QUERY, load_queries
 from onnxtool.infer.text_model import TASKS, AnyVector, Encoding, TextModel, find_file
@@ -91,6 +91,7 @@ def load(
     threads: Threads = 0,
     inter_threads: InterThreads = 0,
     representation: Representation = None,
+    adapter: AdapterName = None,
     encoder_path: StrPath | None = None,
     partner_path: StrPath | None = None,
 ) -> LoadedModel:
@@ -106,19 +107,20 @@ def load(
         inter_threads: operators that may run in parallel; 0 for sequential execution.
         representation: vector type of an M3 embedder (bge-m3): `dense`, `sparse` or `colbert`; None for dense, and for
             all other models.
+        adapter: the name of one of the file's adapters; None for the base, or the one that an open file was given.
         encoder_path: the encoder of an encoder-decoder; None for the file named in the decoder.
         partner_path: for a checkpoint with different models for queries and documents, the other file; None for the
             file named in this one. It is loaded when first needed.
 
     Raises:
-        InputError: there is no tokenizer, the checkpoint has unsupported settings, or the graph's input names are
-            swapped.
+        InputError: there is no tokenizer or no such adapter, the checkpoint has unsupported settings, or the graph's
+            input names are swapped.
         ModelFileError: the file or its external data cannot be used.
         OptionError: the description contradicts the file's stamp, or does not apply to its outputs.
         ProviderError: the provider cannot run here; there is no silent fallback to another one.
         SessionError: onnxruntime cannot load the model.
     """
-    model = ModelFile.open(model_path)
+    model = ModelFile.open(model_path).with_adapter(adapter)
     folder = find_checkpoint_folder(model, model_name)
     tokenizer = open_tokenizer(folder)
     task, reading = model.stated_task, None
@@ -186,6 +188,7 @@ def load_as(options: ModelOptions, model: ModelPath, model_name: CheckpointName,
         provider=options.provider,
         threads=threads,
         representation=options.representation,
+        adapter=options.adapter,
     )
 
 
@@ -196,6 +199,7 @@ class _LoadedEncoding(Encoding, total=False):
     description: FileDescription | None
     provider: Provider
     representation: Representation
+    adapter: AdapterName
 
 
 @overload
@@ -211,6 +215,7 @@ def encode(
     description: FileDescription | None = None,
     provider: Provider = "auto",
     representation: Representation = None,
+    adapter: AdapterName = None,
     **encoding: Unpack[Encoding],
 ) -> AnyVectors | AnyVector:
     """Load the model at `model_path` and return the vectors of `texts`; see `load` and `LoadedModel.encode`.
@@ -221,7 +226,7 @@ def encode(
         OnnxtoolError: the model cannot be loaded or returns no vectors, or a text cannot be read.
     """
     task, stored = encoding.get("task"), [encoding.get(name) for name in ("vectors_as", "dimensions", "ranges")]
-    model, queries = ModelFile.open(model_path), None
+    model, queries = ModelFile.open(model_path).with_adapter(adapter), None
     if task == QUERY and description is None and stored == [None] * 3:  # terms are never stored in another form
         queries = load_queries(model, model_name=model_name)
     if queries is not None:

@@ -105,6 +105,12 @@ Representation = Annotated[
         default="dense",
     ),
 ]
+AdapterName = Annotated[
+    str | None,
+    Option(
+        "Run with this adapter, one of those that the file was exported with.", metavar="NAME", default="the base alone"
+    ),
+]
 Long = Annotated[
     str | None,
     Option(
@@ -193,6 +199,7 @@ class ModelOptions(Described, ProviderOptions, kw_only=True):
         task: the texts' task, `query` or `document`; None for documents in late interaction, otherwise neither. Or the
             file's task, one of FILE_TASKS, as in FileDescription, like `head`, `pooling` and `normalize`.
         representation: for an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
+        adapter: the name of one of the file's adapters; None for the base.
         long: handling of texts beyond the model's limit, one of LONG_TEXTS; None for the default of the model's task.
         overlap: number of tokens shared by neighbouring windows; None for a quarter of the model's limit.
         provider: `auto`, or a provider as of `ExecutionProvider.parse`.
@@ -203,6 +210,7 @@ class ModelOptions(Described, ProviderOptions, kw_only=True):
     prompt: Prompt = None
     task: AnyTask = None
     representation: Representation = None
+    adapter: AdapterName = None
     long: Long = None
     overlap: Overlap = None
     provider: Provider = "auto"
@@ -218,6 +226,7 @@ class ModelOptions(Described, ProviderOptions, kw_only=True):
         values = {
             "--task": self.text_task,
             "--representation": self.representation,
+            "--adapter": self.adapter,
             "--long": self.long,
             "--overlap": self.overlap,
         }

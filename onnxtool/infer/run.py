@@ -182,13 +182,17 @@ def open_job(options: InferOptions, generation: GenerateOptions | None = None, *
         InputError: an option does not apply to the model, or a file of the checkpoint is missing.
         ModelFileError: the file cannot be used.
     """
-    model = ModelFile.open(options.model_path)
+    model = _open(options)
     if generation is not None and generation.asks_for_text:
         cache_of(model)
         must_write = True
     if must_write or ENCODER_MASK in model.input_names:
         return WriteJob(model, options, generation or GenerateOptions())
     return _answer_job(model, options)
+
+
+def _open(options: InferOptions) -> ModelFile:
+    return ModelFile.open(options.model_path).with_adapter(options.adapter)
 
 
 def _answer_job(model: ModelFile, options: InferOptions) -> AnswerJob:
@@ -221,7 +225,7 @@ def run_texts(options: InferOptions) -> InferReport:
     Raises:
         OnnxtoolError: as for `load` and `LoadedModel.answer`.
     """
-    return _answer_job(ModelFile.open(options.model_path), options).answer(given_texts(options))
+    return _answer_job(_open(options), options).answer(given_texts(options))
 
 
 def encode_texts(options: InferOptions, *, dense: bool = False) -> tuple[list[str], AnyVectors]:
@@ -235,7 +239,7 @@ def encode_texts(options: InferOptions, *, dense: bool = False) -> tuple[list[st
         InputError: the model gives no vectors, or none that are dense, or a text is a pair.
         OnnxtoolError: as for `load` and `LoadedModel.encode`.
     """
-    job = _answer_job(ModelFile.open(options.model_path), options)
+    job = _answer_job(_open(options), options)
     if isinstance(job, PictureJob):
         raise InputError(f"{options.model_path} takes images", "pass --output NAME/ for the vectors of --input")
     texts = tuple(given_texts(options))

@@ -28,6 +28,7 @@ from onnxtool.model_file.commits import (
 )
 from onnxtool.model_file.commits import disk_failures as disk_failures
 from onnxtool.model_file.metadata import (
+    ADAPTERS_KEY,
     COMPILED_KEY,
     EMBEDDED_KEY,
     PAIR_KEY,
@@ -39,12 +40,14 @@ from onnxtool.model_file.metadata import (
     STEPS_KEY,
     TASK_KEY,
     TEXT_KEY,
+    AdapterFile,
     Compiled,
     SizedFile,
     TextInput,
     digest_of_blocks,
     digest_of_start,
     is_plain_name,
+    parse_adapters,
     parse_compiled,
     parse_sizes,
     parse_steps,
@@ -71,12 +74,17 @@ PIXELS = "pixel_values"  # the input of image models
 
 
 class ModelFile:
-    """An ONNX file with a readable structure, whose external data exists in the file's folder."""
+    """An ONNX file with a readable structure, whose external data exists in the file's folder.
+
+    Attributes:
+        adapter: the file of the adapter that it runs with; None for the base.
+    """
 
     @checked
-    def __init__(self, path: Path, structure: Structure) -> None:
+    def __init__(self, path: Path, structure: Structure, adapter: Path | None = None) -> None:
         self.path = path
         self.structure = structure
+        self.adapter = adapter
 
     def __repr__(self) -> str:
         return f"ModelFile({str(self.path)!r})"
@@ -113,7 +121,7 @@ class ModelFile:
         """Add metadata by appending to the file, which must not have any of these keys."""
         stamp(self.path, entries)
         self.structure = self.structure._replace(metadata={**self.structure.metadata, **entries})
-        for known in self.__dict__.keys() - {"path", "structure"}:
+        for known in self.__dict__.keys() - {"path", "structure", "adapter"}:
             del self.__dict__[known]
 
     def check_sound(self) -> None:
@@ -172,7 +180,7 @@ class ModelFile:
         metadata = (
             {**self.structure.metadata, **sizes_entry(stated)} if stated or self.sizes else self.structure.metadata
         )
-        return type(self)(self.path, self.structure._replace(metadata=metadata))
+        return type(self)(self.path, self.structure._replace(metadata=metadata), self.adapter)
 
     @checked
     def sized(self, stated: SizedFile) -> ModelFile:
@@ -191,6 +199,45 @@ class ModelFile:
         return type(self).open(path)
 
     @cached_property
+    def adapters(self) -> tuple[AdapterFile, ...]:
+        """The adapters beside it; empty for a file alone.
+
+        Raises:
+            ModelFileError: the metadata is malformed.
+        """
+        return self._stated(ADAPTERS_KEY, parse_adapters) or ()
+
+    @checked
+    def with_adapter(self, name: str | None) -> ModelFile:
+        """Return the model as it runs with the adapter of this name; for None, as it is.
+
+        The adapter's file is next to the graph, or next to what its path links to.
+
+        Raises:
+            InputError: it has no adapter of this name.
+            ModelFileError: the adapter's file is missing, or not the one that was written with this file.
+        """
+        if name is None:
+            return self
+        stated = next((one for one in self.adapters if one.name == name), None)
+        if stated is None:
+            known = ", ".join(one.name for one in self.adapters)
+            raise InputError(
+                f"{self.path} has no adapter {name!r}; it has {known or 'none'}",
+                "pass one of these" if known else "export the checkpoint with --adapter",
+            )
+        places = (self.path, self.path.resolve()) if self.path.is_symlink() else (self.path,)
+        path = next(filter(Path.is_file, (place.with_name(stated.file) for place in places)), None)
+        path = path or self.path.with_name(stated.file)
+        if not path.is_file() or digest_of_blocks(path) != stated.sha256:
+            raise ModelFileError(
+                f"{path} is {'another file' if path.is_file() else 'missing'}: {self.path} was written with it, and "
+                "states its digest",
+                "keep a model and its adapters in one folder, or export them again",
+            )
+        return type(self)(self.path, self.structure, path)
+
+    @cached_property
     def compiled(self) -> Compiled | None:
         """What a provider has compiled; None for a graph of operators.
 
@@ -201,10 +248,11 @@ class ModelFile:
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """The graph file, its external data, its files of fixed sizes, and what is compiled."""
+        """The graph file, its external data, its files of fixed sizes, its adapters, and what is compiled."""
         members = [self.path.with_name(stated.file) for stated in self.sizes]
         made = [self, *(type(self)(path, read_structure(path)) for path in members if path.is_file())]
         contexts = [one.path.with_name(one.compiled.context) for one in made if one.compiled is not None]
+        contexts += [self.path.with_name(one.file) for one in self.adapters]
         return (self.path, *(self.path.parent / location for location in self.external_locations), *members, *contexts)
 
     @cached_property
@@ -580,9 +628,10 @@ def _parts_of(output: Path) -> list[Path]:
         old = ModelFile(output, read_structure(output)) if output.is_file() else None
         named = [] if old is None else [(one.file, one.sha256) for one in old.sizes]
         named += [] if old is None or old.compiled is None else [(old.compiled.context, old.compiled.context_sha256)]
+        named += [] if old is None else [(one.file, one.sha256) for one in old.adapters]
     except ModelFileError:
         return []
-    own = re.compile(re.escape(output.stem) + r"(-[0-9x]+)?(\.onnx|_.+)")
+    own = re.compile(re.escape(output.stem) + r"(-[0-9x]+)?(\.onnx|_.+|\..+\.onnx_adapter)")
     found = [(output.with_name(name), digest) for name, digest in named if own.fullmatch(name)]
     parts = [part for part, digest in found if part.is_file() and _digest(part) == digest]
     return [file for part in parts for file in (part, *(_parts_of(part) if part.suffix == ".onnx" else ()))]

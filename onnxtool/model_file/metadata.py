@@ -57,6 +57,7 @@ STEPS_KEY = "onnxtool.steps"
 TEXT_KEY = "onnxtool.text_input"
 EMBEDDED_KEY = "onnxtool.tokenizer_json"
 SIZES_KEY = "onnxtool.sizes"  # of a file with others beside it that are the same model at fixed sizes (`SizedFile`)
+ADAPTERS_KEY = "onnxtool.adapters"  # of a file with adapters beside it (`AdapterFile`)
 COMPILED_KEY = "onnxtool.compiled"  # of a file that one provider has compiled (`Compiled`)
 LONGEST = 2**31 - 1  # tokens, for no limit
 DISABLED_OPTIMIZERS_KEY = "onnxtool.session.disabled_optimizers"
@@ -150,6 +151,33 @@ def parse_sizes(text: str) -> tuple[SizedFile, ...] | None:
     if found is None or len({frozenset(one.sizes) for one in found}) > 1:
         return None
     return found if all(is_plain_name(one.file) and min(one.sizes.values(), default=0) > 0 for one in found) else None
+
+
+class AdapterFile(NamedTuple):
+    """A file beside the graph with values for some of its inputs, which are empty initializers without it.
+
+    Attributes:
+        name: the name by which a user chooses it.
+        file: its file name.
+        sha256: its digest, of blocks.
+    """
+
+    name: str
+    file: str
+    sha256: str
+
+
+def adapters_entry(stated: Sequence[AdapterFile]) -> dict[str, str]:
+    """Return the metadata that names the adapters."""
+    return {ADAPTERS_KEY: json.dumps([one._asdict() for one in stated], separators=(",", ":"))}
+
+
+def parse_adapters(text: str) -> tuple[AdapterFile, ...] | None:
+    """Parse the value of the metadata `onnxtool.adapters`; None if it is malformed."""
+    found = _read(tuple[AdapterFile, ...], text)
+    if found is None or len({one.name for one in found}) < len(found):
+        return None
+    return found if all(one.name and is_plain_name(one.file) for one in found) else None
 
 
 class Compiled(NamedTuple):

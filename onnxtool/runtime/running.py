@@ -11,6 +11,7 @@ import numpy as np
 from onnxtool.errors import InputError, SessionError, first_line
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import short_repr
+from onnxtool.runtime.adapters import Adapter
 from onnxtool.runtime.nesting import NESTED, flattened, is_part, nested
 from onnxtool.runtime.providers import CPU
 
@@ -34,6 +35,7 @@ class Session:
         memory: the memory that inputs and outputs are bound to, `cpu` or `cuda`, and the number of the device.
         elsewhere: the nodes that the provider leaves to the CPU, as `operator name`.
         notes: notes for the user on where and how the model runs.
+        adapter: the adapter of every run; None for the base.
     """
 
     model: ModelFile
@@ -46,6 +48,7 @@ class Session:
     memory: tuple[str, int] = ("cpu", 0)
     elsewhere: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    adapter: Adapter | None = None
 
     @property
     def on_device(self) -> bool:
@@ -101,7 +104,7 @@ class Session:
             SessionError: onnxruntime fails on these inputs.
         """
         try:
-            outputs: list[NDArray[Any]] = self._inference.run(None, feeds)
+            outputs: list[NDArray[Any]] = self._inference.run(None, feeds, self.adapter and self.adapter.options)
         except Exception as error:  # onnxruntime has no error class of its own
             raise self._failed(feeds, error) from error
         return outputs
@@ -113,13 +116,19 @@ class Session:
             SessionError: onnxruntime fails on these inputs.
         """
         try:
-            return BoundRun(self._inference, feeds, self.output_names, self.memory)
+            return BoundRun(self._inference, feeds, self.output_names, self.memory, self._values)
         except Exception as error:  # onnxruntime has no error class of its own
             raise self._failed(feeds, error) from error
 
     def cached(self, carried: Mapping[str, str]) -> CachedRun:
         """Prepare runs whose outputs become the next run's inputs without a copy; `carried` maps inputs to outputs."""
-        return CachedRun(self._inference, self.output_names, carried, self.memory)
+        run = CachedRun(self._inference, self.output_names, carried, self.memory)
+        run.keep(self._values)
+        return run
+
+    @property
+    def _values(self) -> Mapping[str, Any]:
+        return {} if self.adapter is None else self.adapter.values
 
     def step(self, run: CachedRun, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         """Run `run`, which belongs to this session, on `feeds`; return onnxruntime values by output name.
@@ -192,13 +201,19 @@ class BoundRun:
     """
 
     def __init__(
-        self, inference: Any, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str], memory: tuple[str, int]
+        self,
+        inference: Any,
+        feeds: Mapping[str, NDArray[Any]],
+        outputs: Sequence[str],
+        memory: tuple[str, int],
+        values: Mapping[str, Any],
     ) -> None:
         import onnxruntime as ort
 
         self._inference, self._memory = inference, memory
         # On the CPU, a value refers to the memory of its array, which it keeps alive.
         self._values = {name: ort.OrtValue.ortvalue_from_numpy(array, *memory) for name, array in feeds.items()}
+        self._values |= values
         self._binding = inference.io_binding()
         for name, value in self._values.items():
             self._binding.bind_ortvalue_input(name, value)

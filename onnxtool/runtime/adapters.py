@@ -1,0 +1,56 @@
+"""Files of adapters in onnxruntime's format: values for inputs of a graph that have a default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxtool.errors import ModelFileError, first_line
+from onnxtool.model_file.metadata import digest_of_blocks
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SUFFIX = ".onnx_adapter"
+
+
+class Adapter:
+    """An adapter for the runs of a session, which onnxruntime maps from its file.
+
+    Raises:
+        ModelFileError: onnxruntime cannot read it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import onnxruntime as ort
+
+        self._path, self._adapter, self.options = path, ort.LoraAdapter(), ort.RunOptions()
+        try:
+            self._adapter.Load(str(path))
+        except Exception as error:  # onnxruntime has no error class of its own
+            raise ModelFileError(
+                f"onnxruntime cannot read the adapter {path}: {first_line(error)}", "export the model again"
+            ) from error
+        self.options.add_active_adapter(self._adapter)  # of two, the first would win without a word
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Its onnxruntime values by input name, for bound runs, which ignore the options' adapters."""
+        import onnxruntime as ort
+
+        self._read = ort.AdapterFormat.read_adapter(str(self._path))  # owns the memory of the values
+        return dict(self._read.get_parameters())
+
+
+def write_adapter(path: Path, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Write the values of inputs, and return the digest of the file: onnxruntime does not compare its model_version."""
+    import onnxruntime as ort
+
+    file = ort.AdapterFormat()
+    file.set_adapter_version(1)
+    file.set_model_version(1)
+    file.set_parameters({name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()})
+    file.export_adapter(str(path))
+    return digest_of_blocks(path)
