@@ -154,7 +154,14 @@ if TYPE_CHECKING:
         def __get__(self, instance: object, owner: Any) -> tuple[Path, ...]: ...
         def __set__(self, instance: object, value: StrPath | Iterable[StrPath]) -> None: ...
 
+    class ManyNames:
+        """Several ids or folders: read as a tuple of str."""
+
+        def __get__(self, instance: object, owner: Any) -> tuple[str, ...]: ...
+        def __set__(self, instance: object, value: Iterable[StrPath]) -> None: ...
+
 else:
+    ManyNames = tuple[str, ...]
     PathField, OptionalPath, ManyPaths = Path, Path | None, tuple[Path, ...] | Path
     ManyTexts = tuple[str, ...] | str
     NameField, OptionalName = str, str | None
@@ -255,7 +262,7 @@ def _input_paths(value: Any, hint: Any) -> Iterator[Path]:
     elif isinstance(value, str) and option.is_checkpoint:
         yield Path(value).expanduser()
     elif isinstance(value, tuple):
-        yield from (one for one in value if isinstance(one, Path))
+        yield from (Path(one).expanduser() for one in value if isinstance(one, Path) or option.is_checkpoint)
     elif isinstance(value, Options):
         owner: Any = type(value)
         for name, one in field_hints(owner).items():
@@ -312,7 +319,7 @@ def _converted(value: Any, hint: Any, option: Option) -> Any:
         return None
     kinds = [kind for kind in kinds if kind is not NoneType]
     if option.is_checkpoint:
-        kinds = [str]
+        kinds = [kind for kind in kinds if get_origin(kind) is tuple] or [str]
     if any(kind is Path or get_origin(kind) is os.PathLike for kind in kinds):  # a str is an Iterable as well
         kinds = [Path, *(kind for kind in kinds if kind not in (str, Path) and get_origin(kind) is not os.PathLike)]
         option = option._replace(is_location=option.is_location or any(map(_is_address, kinds)))

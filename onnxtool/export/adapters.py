@@ -97,11 +97,11 @@ class Adapter:
         }
         return found.pop() if len(found) == 1 else None
 
-    def merge(self, model: Any) -> Any:
-        """Return the model with the adapter merged into its weights by PEFT's merge_and_unload.
+    def inject(self, model: Any) -> Any:
+        """Return PEFT's model, which computes with the adapter beside the weights of `model`, in place.
 
         Raises:
-            CheckpointError: PEFT cannot load or merge it, or tensors are missing or do not fit.
+            CheckpointError: PEFT cannot load it, or tensors are missing or do not fit.
         """
         import peft
         import torch
@@ -136,6 +136,15 @@ class Adapter:
                 f"{type(model).__name__}: {some(unknown)}",
                 "the adapter was trained on another architecture; merge it with PEFT where it was trained",
             )
+        return adapted
+
+    def merge(self, model: Any) -> Any:
+        """Return the model with the adapter merged into its weights by PEFT's merge_and_unload.
+
+        Raises:
+            CheckpointError: as for `inject`, or PEFT cannot merge it.
+        """
+        adapted = self.inject(model)
         if not hasattr(adapted, "merge_and_unload"):
             raise self._unmergeable("it changes inputs, not weights")
         try:

@@ -9,7 +9,7 @@ from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.checkpoint.vector_types import Calibrated, Dimensions, RangesFile, VectorsAs, check_ranges_options
 from onnxtool.errors import ExportError, OptionError
 from onnxtool.export.targets import TARGET_NAMES, TARGETS
-from onnxtool.options import NOTHING, UNSET, Force, NameField, Option, OptionalPath, Options
+from onnxtool.options import NOTHING, UNSET, Force, ManyNames, NameField, Option, OptionalPath, Options
 from onnxtool.reports import Json
 from onnxtool.runtime.sizes import FixedTo, check_sizes
 
@@ -80,6 +80,7 @@ class ExportOptions(Options):
         vectors_as: the storage type of embeddings, one of VECTOR_TYPES; None for as computed.
         ranges: a file with the range of each number, for int8 and uint8.
         calibration: texts to measure these ranges on, instead of that file.
+        adapters: folders or ids of PEFT adapters that the file can run with, beside its base.
         sizes: as of `optimize`.
         keep_raw: also keep the output that the head reads.
         text: an additional text to trace text models on.
@@ -158,6 +159,17 @@ class ExportOptions(Options):
             default="both, if they have separate encoders",
         ),
     ] = None
+    adapters: Annotated[
+        ManyNames,
+        Option(
+            "A PEFT adapter (LoRA) of the checkpoint, which stays apart in a file of its own; may be repeated. Choose "
+            "one with --adapter in infer, encode and evaluate.",
+            name="adapter",
+            metavar="ID_OR_DIR",
+            is_checkpoint=True,
+            effect="source",
+        ),
+    ] = NOTHING
     sizes: FixedTo = NOTHING
     keep_raw: Annotated[bool, Option("Also keep the output that the head reads.")] = False
     exporter: Annotated[
@@ -215,6 +227,13 @@ class ExportOptions(Options):
             raise OptionError(
                 f"--prompt {self.prompt!r} is for a tokenizer in the graph",
                 "pass --tokenizer in_graph with it, or pass the prompt to infer and encode",
+            )
+        others = {"--tokenizer": self.reads_texts, "--precisions": self.precisions, "--sizes": self.sizes}
+        others["--target"] = not target.takes_any_graph
+        if self.adapters and (given := [name for name, value in others.items() if value]):
+            raise OptionError(
+                f"--adapter makes further inputs, which nothing would feed with {' and '.join(given)}",
+                "leave one of them out, or export each adapter merged: --model_name ADAPTER",
             )
         check_sizes(self.sizes)
         if self.sizes and (self.reads_texts or self.precisions or not target.takes_any_graph):

@@ -46,6 +46,7 @@ from onnxtool.export.modalities.finding import (
 from onnxtool.export.modalities.modality import SEQUENCE, Modality
 from onnxtool.export.modalities.text import TextInputs, choose_side, longest_text
 from onnxtool.export.options import DTYPES, ExportOptions
+from onnxtool.export.runtime_adapters import RuntimeAdapter, find_adapters, graft
 from onnxtool.export.signature import Signature, detect_signature
 from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.source import Source
@@ -53,7 +54,7 @@ from onnxtool.export.static import StaticCheckpoint
 from onnxtool.export.target_specification import TargetSpecification, specify, use_for
 from onnxtool.export.targets import TARGETS, Target
 from onnxtool.export.tracing import attention_of
-from onnxtool.export.weights import as_floats, is_quantized
+from onnxtool.export.weights import FLOAT_CHECKPOINT, as_floats, is_quantized
 from onnxtool.model_file import check_model_output, follow_link
 from onnxtool.model_file.metadata import PAIR_KEY, PARTNER_KEY
 from onnxtool.progress import tell
@@ -212,10 +213,29 @@ def _other_path(path: Path, role: str) -> Path:
 
 
 class Models:
-    """Loads the model as a strategy requires; the already examined one is used for the first strategy."""
+    """Loads the model as a strategy requires; the already examined one is used for the first strategy.
 
-    def __init__(self, request: Request, checkpoint: Checkpoint, states: TokenStates | None, examined: Any) -> None:
+    Attributes:
+        adapters: those whose factors the traced model has.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        checkpoint: Checkpoint,
+        states: TokenStates | None,
+        examined: Any,
+        adapters: tuple[RuntimeAdapter, ...] = (),
+    ) -> None:
         self._request, self._checkpoint, self._states, self._examined = request, checkpoint, states, examined
+        self.adapters = adapters
+        self._active: RuntimeAdapter | None = None
+
+    def with_adapter(self, adapter: RuntimeAdapter) -> Models:
+        """Return models whose references compute with one of the adapters."""
+        found = Models(self._request, self._checkpoint, self._states, None)
+        found._active = adapter
+        return found
 
     def take(self, attention: str | None) -> Any:
         """Return a model that has not been traced, without keeping a reference to it."""
@@ -224,7 +244,7 @@ class Models:
             model.set_attn_implementation(attention)
         elif model is None or attention is not None:
             model = self._load(attention)
-        return as_floats(model) if is_quantized(model) else model
+        return graft(as_floats(model) if is_quantized(model) else model, self.adapters)
 
     def reference(self) -> Any:
         """Load the model that files are compared with, in float32 because half precision rounds."""
@@ -233,6 +253,7 @@ class Models:
 
     def _load(self, attention: str | None) -> Any:
         model = _load(self._request, self._checkpoint, attention)
+        model = model if self._active is None else self._active.apply(model)
         if self._states is not None:
             give_states(model, self._states)
         return model
@@ -352,8 +373,20 @@ def prepare(request: Request) -> Job:
     elif request.source.locate(TOKENIZER_NAME) is not None:  # for generated text, or for pages
         tokenizer = checkpoint.load_tokenizer()
     stopwatch.lap("load")
-    models = Models(request, checkpoint, plan.states, subject.model)
+    models = Models(request, checkpoint, plan.states, subject.model, _find_adapters(subject, plan))
     return Job(request, checkpoint, models, plan, tokenizer, lengths, stopwatch)
+
+
+def _find_adapters(subject: _Subject, plan: Plan) -> tuple[RuntimeAdapter, ...]:
+    request, checkpoint, names = subject.request, subject.checkpoint, subject.request.options.adapters
+    if names and (subject.text is None or isinstance(plan.pipeline, EncoderDecoderPipeline) or request.stamps):
+        raise ExportError(
+            f"--adapter is for one graph that reads texts, and {request.source.model_name} becomes another",
+            "export each adapter merged, as a model of its own: --model_name ADAPTER",
+        )
+    if names and is_quantized(subject.model):
+        raise ExportError(f"--adapter was passed for quantized weights ({checkpoint.quantizer})", FLOAT_CHECKPOINT)
+    return find_adapters(names, request.source, checkpoint, subject.model, lambda: _load(request, checkpoint, None))
 
 
 def _choose_lengths(subject: _Subject) -> Lengths:

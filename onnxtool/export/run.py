@@ -26,6 +26,7 @@ from onnxtool.export.modalities.modality import SEQUENCE, DescribedInputs
 from onnxtool.export.options import ExportOptions, check_opset
 from onnxtool.export.preparation import Job, Request, find_requests, prepare
 from onnxtool.export.report import ExportReport
+from onnxtool.export.runtime_adapters import open_inputs
 from onnxtool.export.sidecar_files import (
     CARD,
     SIDECAR_FILES,
@@ -67,6 +68,7 @@ from onnxtool.model_file.metadata import (
     TOKENIZER_KEY,
     VERIFIED_LENGTH_KEY,
     WEIGHTS_KEY,
+    adapters_entry,
     step_entry,
 )
 from onnxtool.model_file.weights import write_inline
@@ -74,6 +76,7 @@ from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_bytes
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
+from onnxtool.runtime.adapters import SUFFIX
 from onnxtool.runtime.providers import CPU, ExecutionProvider, find_library
 from onnxtool.runtime.recipes import InputStamp
 from onnxtool.runtime.sizes import SizeResult, read_sizes, set_files
@@ -268,6 +271,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
     described = {**_describe(job, strategy), **job.request.stamps}
     for one, links in zip((graph, *encoders), plan.pipeline.links(paths.graph), strict=True):
         one.metadata_props.update({**described, **links})
+    open_inputs(graph.graph, job.models.adapters)
     opset = default_opset(graph.opset_imports)
     further = {} if specification is None else specification.adapt(graph, _longest(job))
     stopwatch.lap("trace")
@@ -277,6 +281,11 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
         staging.data_suffix = job.request.target.data_suffix
         tell(f"writing {paths.graph}")
         sizes = options.sizes
+        adapters = [
+            one.write(staging.folder / f"{paths.graph.stem}.{one.name}{SUFFIX}", graph.graph)
+            for one in job.models.adapters
+        ]
+        graph.metadata_props.update(adapters_entry(adapters) if adapters else {})
         written = [
             save_model(
                 graph, staging, max_inline_bytes=NONE_INLINE if set_files(paths.graph, sizes) else MAX_INLINE_BYTES
@@ -304,8 +313,13 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
         if sizes and len(files) > 1:
             raise ExportError(f"--sizes is for one graph, and {architecture} becomes {len(files)}", "leave it out")
         verifications: list[Verification | None] = [None]
+        notes = list[str]()
         if options.verify:
             verifications = [verifier.verify(file, strategy, job.lengths) for file in files[:num_verified]]
+            for name, of_adapter in verifier.adapted.items():
+                tell(f"comparing the adapter {name}")
+                error = of_adapter.verify(files[0].with_adapter(name), strategy, job.lengths).max_abs_error
+                notes.append(f"with the adapter {name}, the max_abs_error from PEFT is {error:.3g}")
         if specification is not None:
             specification.check(sidecars, files[0])
         inputs = plan.pipeline.inputs(strategy, verifier.cases(strategy, job.lengths))
@@ -336,7 +350,8 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
         if specification is not None:
             specification.pack(sidecars, files[0].path)
         outputs.push(output.pop_all())
-    return _report(job, strategy, files[0], verifications[0], architecture, found), files[0].path
+    report = _report(job, strategy, files[0], verifications[0], architecture, found)
+    return replace(report, notes=(*report.notes, *notes)), files[0].path
 
 
 def _report(
