@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.text_files import iterate_texts
 from onnxtool.errors import FusionError, OnnxtoolError, PassError, ProviderError
 from onnxtool.graph.edit import bodies
@@ -47,6 +49,7 @@ from onnxtool.optimize.verification import FaultyPassError, Original, Reference,
 from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.reports import Json, WritePlan, planned_files
+from onnxtool.runtime.comparison import failure
 from onnxtool.runtime.difference import TOLERANCES, Tolerance
 from onnxtool.runtime.given_inputs import NO_INPUTS
 from onnxtool.runtime.input_cases import input_cases
@@ -131,6 +134,11 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
         )
     _require_provider(options)
     kind = "optimized" if options.precision in ("fp32", "auto") else options.precision
+    if source.adapters and (options.sizes or options.compiled or not options.target.row.is_reference):
+        raise PassError(
+            f"{source.path} has adapters, which run on the CPU or CUDA, from a graph of any size",
+            "leave out --sizes, --compiled and --provider, or export each adapter merged: --model_name ADAPTER",
+        )
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-{kind}.onnx")
     check_model_output(output, force=options.force)
     if options.sizes and source.text_input is not None:
@@ -179,6 +187,8 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         run = _Run(options, source, before, attentions, staging, reference, stopwatch, judge)
         del model, storage
         result, report = run.write_with_right_passes(passes, conversion)
+        for adapter in source.adapters if output.parent.resolve() != source.path.parent.resolve() else ():
+            shutil.copy(str(source.with_adapter(adapter.name).adapter), staging.folder / adapter.file)
         target = ExecutionProvider.parse(report.provider) if options.provider == AUTO else options.target
         target = replace(target, precision=BF16 if report.precision == BF16 else FP32)
         speed, not_timed = _speed(options, target, source, result)
@@ -346,7 +356,7 @@ class _Run:
             ranking = measure_ranking(self.source, result, self.source)
             self.stopwatch.lap("ranking")
         if quantization is not None and self.reference is not None and not target.row.is_reference:
-            error = _error_on_provider(result, self.source, target, conversion)
+            error = _measured_error(result, self.source, target, conversion, f"on {target.place}")
             quantization = replace(quantization, error=error)
         report = OptimizeReport(
             output=str(self.staging.output),
@@ -380,8 +390,35 @@ class _Run:
         tolerance = _tolerance(self.options, precision, target, self.before)
         stored = None if storage is None else storage.stored
         verification = Verifier(reference, steps, conversion.context, tolerance, stored).verify(result)
+        for one in self.source.adapters:
+            notes += (self._compare_adapter(one.name, result, tolerance, conversion, stored),)
         self.stopwatch.lap("verify")
         return verification, notes
+
+    def _compare_adapter(
+        self, name: str, result: ModelFile, tolerance: Tolerance, conversion: Conversion, stored: VectorType | None
+    ) -> str:
+        """Compare the result with an adapter with the source with the same adapter; return the figures.
+
+        Raises:
+            VerificationError: an output differs.
+            PassError: with the adapter, the error of a quantized result is above the bound.
+        """
+        assert self.reference is not None  # noqa: S101  the base was compared
+        tell(f"comparing the adapter {name}")
+        source, where = self.source.with_adapter(name), f"with the adapter {name}"
+        original = ModelFile.open(self.reference.original.path)
+        original, result = (ModelFile(one.path, one.structure, source.adapter) for one in (original, result))
+        found = replace(self.reference.original, source=source, path=original).run().compare(result, tolerance, stored)
+        if not found.passed:
+            error = failure(found, f"leave out --precision, or export it merged: --model_name {name}")
+            error.message = f"{where}, {error.message}"
+            raise error
+        figures = f"max_abs_error {found.max_abs_error:.3g}, cosine {found.cosine_min:.8f}"
+        if conversion.options.precision in QUANTIZED:
+            error_on_texts = _measured_error(result, source, self.options.target, conversion, where)
+            figures += f", 1 - cosine on the calibration texts {error_on_texts:.2g}"
+        return f"{where}: {figures}"
 
 
 def _target_of(conversion: Conversion, precision: str) -> ExecutionProvider:
@@ -394,23 +431,23 @@ def _load(source: ModelFile) -> tuple[ir.Model, Storage | None]:
     return model, take_off(model, source) if VECTORS_KEY in source.metadata else None
 
 
-def _error_on_provider(
-    result: ModelFile, source: ModelFile, target: ExecutionProvider, conversion: Conversion
+def _measured_error(
+    result: ModelFile, source: ModelFile, target: ExecutionProvider, conversion: Conversion, where: str
 ) -> float:
-    """Measure the error of the quantized result on the calibration inputs where it is to run.
+    """Measure the error of the quantized result on the calibration inputs where it is to run, or with an adapter.
 
     Raises:
-        PassError: it is above the bound, which held on the CPU.
+        PassError: it is above the bound, which held on the CPU without an adapter.
     """
     feeds = conversion.calibration.feeds
-    tell(f"measuring the error on {target.place}")
+    tell(f"measuring the error {where}")
     session = open_alike(source, provider=CPU, disabled=conversion.disabled_optimizers)
     expected = [session.run(given) for given in feeds]
     session = open_alike(result, provider=target, disabled=conversion.disabled_optimizers)
     error = float(measure_errors(session, feeds, expected).max(initial=0.0))
     if error > conversion.bound:
         raise PassError(
-            f"the error on {target.place} is {error:.3g}, above {conversion.bound:g}, which holds on the CPU",
+            f"the error {where} is {error:.3g}, above {conversion.bound:g}, which holds on the CPU alone",
             "no file was written; allow it with --max_error, or pass another --precision",
         )
     return error
