@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -56,6 +56,8 @@ class VectorType:
 
     name: str
     ranges: Ranges | None = None
+
+    output: ClassVar[None] = None  # any that has its dtype
 
     @classmethod
     def of(cls, name: str, ranges: Ranges | None = None) -> VectorType:

@@ -1,7 +1,9 @@
-"""Storage types of vectors: names and options, importable for --help without numpy."""
+"""Storage types of vectors, and rules that make them smaller: names and options, for --help without numpy."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Annotated
 
 from onnxtool.errors import OptionError
@@ -12,6 +14,58 @@ VECTOR_TYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
 CODES = ("int8", "uint8")  # 256 steps from the minimum to the maximum
 BITS = ("binary", "ubinary")
 
+POOL_FACTOR = "pool_factor"
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,17})?|\.[0-9]{1,17}", re.ASCII)
+# What each rule takes, and in words.
+_RULES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "top_k": (lambda number: number >= 1 and number.is_integer(), "a whole number from 1"),
+    "max_active_dims": (lambda number: number >= 1 and number.is_integer(), "a whole number from 1"),
+    "max_ratio": (lambda number: number < 1, "a number from 0, below 1"),
+    "alpha_mass": (lambda number: number < 1, "a number from 0, below 1"),
+    "abs_value": (lambda number: True, "a number from 0"),
+    POOL_FACTOR: (lambda number: number >= 1, "a number from 1"),
+}
+
+
+def parse_pruning(text: str) -> str:
+    """Return a rule that makes vectors smaller, `RULE:NUMBER`, as it is recorded.
+
+    Raises:
+        OptionError: there is no such rule, or it takes no such number.
+    """
+    rule, _, number = text.partition(":")
+    if rule not in _RULES:
+        raise OptionError(f"{text!r} is no rule of pruning, which are {', '.join(_RULES)}", "write e.g. top_k:64")
+    is_allowed, words = _RULES[rule]
+    if not _NUMBER.fullmatch(number) or not is_allowed(float(number)):
+        raise OptionError(f"{rule} takes {words}, and {number!r} was passed", f"write {rule}:NUMBER")
+    return f"{rule}:{int(float(number)) if float(number).is_integer() else float(number)}"
+
+
+_WEIGHT_RULES = (
+    "keep the K heaviest (top_k:K; max_active_dims:K also takes negative ones), those of R times the heaviest "
+    "(max_ratio:R), the heaviest that weigh A of all (alpha_mass:A), or those of at least W (abs_value:W)"
+)
+Prune = Annotated[
+    str | None,
+    Option(
+        f"Terms of sparse vectors: {_WEIGHT_RULES}. In late interaction, pool_factor:F merges similar token vectors of "
+        "a document to one F-th.",
+        metavar="RULE:NUMBER",
+        default="all",
+        parse=parse_pruning,
+    ),
+]
+PruneInGraph = Annotated[
+    str | None,
+    Option(
+        "Terms that the graph of a sparse encoder gives: the K heaviest (top_k:K), those of R times the heaviest "
+        "(max_ratio:R), or those of at least W (abs_value:W).",
+        metavar="RULE:NUMBER",
+        default="all",
+        parse=parse_pruning,
+    ),
+]
 Dimensions = Annotated[
     int | None,
     Option(

@@ -119,6 +119,7 @@ def _form(model: CorpusModel, options: VectorOptions) -> tuple[VectorForm, dict[
         vectors_as="float32" if measured else options.vectors_as,
         ranges=options.ranges,
         dimensions=options.dimensions,
+        pruning=None if options.prune is None else _pruning(model, options.prune, options.text_task),
     )
     if isinstance(model, LoadedModel) and model.is_sparse:
         terms = model.encode([_SAMPLE], prompt=options.prompt, task=model.task_of(options.text_task))
@@ -139,6 +140,10 @@ def _form(model: CorpusModel, options: VectorOptions) -> tuple[VectorForm, dict[
     given = head.stored if isinstance(head, Embeddings) else None
     stored = form.stored or given or VectorType(str(array.dtype))
     return form, {"of": of, **stored.describe(array.shape[1] * stored.numbers_of_a_column)}, notes
+
+
+def _pruning(model: CorpusModel, rule: str, task: str | None) -> str | None:
+    return model.vector_head().pruning_for(rule, task) if isinstance(model, LoadedModel) else None
 
 
 def _vectors(model: LoadedModel, texts: tuple[TextInput, ...], options: VectorOptions) -> Iterator[NDArray[np.float32]]:
@@ -180,6 +185,7 @@ def _chosen(model: CorpusModel, options: VectorOptions, shard_format: ShardForma
         "description": list(options.description.given.values()),
         "representation": options.representation,
         "adapter": options.adapter,
+        "prune": plan.form.pruning,
         "long": plan.long.way if plan.long.way != CUT.way else None,
         "overlap": plan.long.overlap,
     }

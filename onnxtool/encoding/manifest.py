@@ -64,6 +64,7 @@ class ShardRecord:
         num_truncated: number of texts beyond the model's limit.
         rejects: texts without any token, which shows only after tokenization.
         num_passages: number of passages with a vector, if texts are read as passages; otherwise 0.
+        num_empty: number of texts, or passages, without any term.
     """
 
     files: tuple[FileRecord, ...]
@@ -74,6 +75,7 @@ class ShardRecord:
     num_truncated: int
     rejects: tuple[Reject, ...]
     num_passages: int = 0
+    num_empty: int = 0
 
 
 @dataclass(frozen=True)

@@ -324,10 +324,17 @@ def _no_texts(run: Run, rejects: Sequence[Reject], folder: OutputFolder) -> Inpu
     )
 
 
+def empty_notes(num_empty: int) -> tuple[str, ...]:
+    """Say that some texts cannot be found."""
+    return (f"{num_empty} texts have no term, and no query finds them",) if num_empty else ()
+
+
 def _report(folder: OutputFolder, manifest: Manifest, num_removed: int = 0, notes: tuple[str, ...] = ()) -> MergeReport:
     files = [file for shard in manifest.shards for file in shard.files]
     if num_truncated := sum(shard.num_truncated for shard in manifest.shards):
         notes = (*notes, f"{num_truncated} texts are longer than the model's limit, and were cut")
+    num_empty = sum(shard.num_empty for shard in manifest.shards)
+    notes = (*notes, *empty_notes(num_empty))
     return MergeReport(
         output=str(folder.path),
         manifest=str(folder.manifest_path),
@@ -337,6 +344,7 @@ def _report(folder: OutputFolder, manifest: Manifest, num_removed: int = 0, note
         num_passages=manifest.num_passages,
         num_tokens=sum(shard.num_tokens for shard in manifest.shards),
         num_truncated=num_truncated,
+        num_empty=num_empty,
         num_rejects=manifest.num_rejects,
         rejects_path=str(folder.rejects_path) if manifest.num_rejects else "",
         num_files=len(files),

@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+
 from onnxtool.encoding.files import (
     START_AGAIN,
     Entry,
@@ -33,6 +35,7 @@ from onnxtool.encoding.shards import ShardFormat, ShardWriter
 from onnxtool.encoding.sources import Document, Reject
 from onnxtool.encoding.splits import ShardName
 from onnxtool.errors import NO_SPACE, InputError, OutputExistsError, OutputWriteError
+from onnxtool.infer.vectors import SparseVectors
 from onnxtool.model_file import check_not_input
 from onnxtool.model_file.commits import folder_lock, force_to_disk, hidden_folder, remove_stages
 from onnxtool.reports import Json
@@ -291,7 +294,7 @@ class StagedShard:
         self._description = description
         self._files = {file: folder.staged(file) for file in shard_format.names(name.stem)}
         self._writer: ShardWriter | None = None
-        self._num_tokens = self._num_padding = self._num_truncated = self._num_passages = 0
+        self._num_tokens = self._num_padding = self._num_truncated = self._num_passages = self._num_empty = 0
         self._rejects: list[Reject] = []
         self.documents: list[Document] = []
 
@@ -307,6 +310,8 @@ class StagedShard:
         self._num_tokens += encoded.num_tokens
         self._num_padding += encoded.num_padding
         self._num_truncated += encoded.num_truncated
+        if isinstance(encoded.vectors, SparseVectors):
+            self._num_empty += int((np.diff(encoded.vectors.indptr) == 0).sum())
         self._rejects += encoded.rejects
 
     def commit(self, digest: str) -> ShardRecord:
@@ -321,6 +326,7 @@ class StagedShard:
             num_truncated=self._num_truncated,
             rejects=tuple(self._rejects),
             num_passages=self._num_passages,
+            num_empty=self._num_empty,
         )
 
     def abandon(self) -> None:

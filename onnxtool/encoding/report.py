@@ -19,6 +19,7 @@ class MergeReport:
         num_passages: number of their passages, each with a vector, if texts are read as passages; otherwise 0.
         num_tokens: number of tokens read by the model, including special ones.
         num_truncated: number of texts beyond the model's limit, which were cut.
+        num_empty: number of texts, or their passages, without any term.
         rejects_path: the file that lists the lines without a text; empty if there are none.
         size_bytes: total size of the files.
         num_removed: number of removed files, left by workers that were killed or made a shard twice.
@@ -35,6 +36,7 @@ class MergeReport:
     num_passages: int = 0
     num_tokens: int = 0
     num_truncated: int = 0
+    num_empty: int = 0
     num_rejects: int = 0
     rejects_path: str = ""
     num_files: int = 0

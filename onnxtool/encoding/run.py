@@ -14,7 +14,7 @@ from onnxtool.encoding.encoder import SplitEncoder, Task
 from onnxtool.encoding.files import START_AGAIN, entry, model_on_this_machine
 from onnxtool.encoding.locations import AnyLocation, Location, OutputLocation, parse_location
 from onnxtool.encoding.manifest import read_manifest
-from onnxtool.encoding.merge import publish, reasons_of
+from onnxtool.encoding.merge import empty_notes, publish, reasons_of
 from onnxtool.encoding.options import CorpusOptions, PartOptions, RunOptions, VectorOptions
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.progress import Event, Tally
@@ -121,7 +121,10 @@ def _corpus_report(
         raise OutputExistsError(f"another run is replacing {folder.path}", "wait for it, or pass another --output")
     num_padding = sum(shard.num_padding for shard in manifest.shards)
     return CorpusReport(
-        **{**vars(merged), "notes": (*encoder.notes(merged.num_truncated), *_kept(num_earlier != 0))},
+        **{
+            **vars(merged),
+            "notes": (*encoder.notes(merged.num_truncated), *empty_notes(merged.num_empty), *_kept(num_earlier != 0)),
+        },
         model=str(model_path),
         provider=session.provider,
         task=encoder.model.task,

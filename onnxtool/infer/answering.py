@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.limits import EncodedText, Text
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.text_files import TextInput
+from onnxtool.checkpoint.vector_types import Prune
 from onnxtool.errors import InputError
 from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.heads.embeddings import Embeddings
@@ -48,6 +49,7 @@ class AnswerOptions(Options):
         task: as in TextModel.tokenize.
         long: handling of long texts; None for the model's default.
         top_k: the maximum number of candidates per text; None for the head's default.
+        prune: as in TextModel.encode.
     """
 
     query: str | None = None
@@ -55,6 +57,7 @@ class AnswerOptions(Options):
     task: TextTask = None
     long: LongTexts | None = None
     top_k: TopK = None
+    prune: Prune = None
 
 
 @dataclass
@@ -140,6 +143,8 @@ def _checked(
             f"--top_k {asked.top_k} was passed, but {model.session.model.path} gives {model.head.kind}: no candidates",
             "leave it out; it is for terms, labels, tokens and answers to a question",
         )
+    if asked.prune is not None:
+        model.vector_head()
     named = [_named(item, asked.query) for item in texts]
     _require_form(model, named)
     task = _task_of_tokens(model, named, asked.task) if model.is_late_interaction else asked.task
@@ -189,7 +194,10 @@ def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: 
     prompt = None if options.prompt == QUERY else options.prompt  # asks for the lookup, also without such a prompt
     before = queries.prompts.find(prompt, QUERY)
     read = queries.read([text.contents for text in texts], prompt=prompt)
-    rows = queries.weigh(read).without(queries.tokenizer.framing_ids).terms(options.top_k or _TOP_TERMS)
+    found = queries.weigh(read).without(queries.tokenizer.framing_ids)
+    if options.prune is not None:
+        found = found.pruned(options.prune)
+    rows = found.terms(options.top_k or _TOP_TERMS)
     most = queries.table.max_tokens
     return InferReport(
         model=str(options.model_path),
@@ -263,7 +271,9 @@ def _answer_part(model: TextModel, texts: Sequence[TextInput], asked: AnswerOpti
     if isinstance(head, AnswerHead):
         answers = _read_answers(model, head, texts, windows, asked.top_k)
     else:
-        encoded = model.encode_windows(windows)
+        encoded: Any = model.encode_windows(windows)
+        if pruning := head.pruning_for(asked.prune, asked.task):
+            encoded = encoded.pruned(pruning)
         if isinstance(encoded, SparseVectors):
             rows = encoded.terms(asked.top_k or _TOP_TERMS)
             answers = [Answer(tuple(Scored(*term) for term in row.items() if term[1] > 0)) for row in rows]

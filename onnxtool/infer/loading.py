@@ -230,8 +230,12 @@ def encode(
     if task == QUERY and description is None and stored == [None] * 3:  # terms are never stored in another form
         queries = load_queries(model, model_name=model_name)
     if queries is not None:
-        prompt, keep_special = encoding.get("prompt"), encoding.get("keep_special", False)
-        found = queries.encode(several(texts), prompt=prompt, keep_special=keep_special)
+        found = queries.encode(
+            several(texts),
+            prompt=encoding.get("prompt"),
+            keep_special=encoding.get("keep_special", False),
+            prune=encoding.get("prune"),
+        )
         return found[0] if isinstance(texts, str) else found
     model, model_name = find_file(model, model_name, task)
     loaded = load(

@@ -6,6 +6,7 @@ from os import PathLike
 from typing import Annotated
 
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
+from onnxtool.checkpoint.vector_types import Prune
 from onnxtool.errors import OptionError
 from onnxtool.options import (
     NOTHING,
@@ -202,6 +203,7 @@ class ModelOptions(Described, ProviderOptions, kw_only=True):
         adapter: the name of one of the file's adapters; None for the base.
         long: handling of texts beyond the model's limit, one of LONG_TEXTS; None for the default of the model's task.
         overlap: number of tokens shared by neighbouring windows; None for a quarter of the model's limit.
+        prune: a rule of `parse_pruning` that makes vectors smaller; None for none.
         provider: `auto`, or a provider as of `ExecutionProvider.parse`.
         threads: intra-op threads; 0 for one per core, or for one if batches run concurrently.
     """
@@ -213,6 +215,7 @@ class ModelOptions(Described, ProviderOptions, kw_only=True):
     adapter: AdapterName = None
     long: Long = None
     overlap: Overlap = None
+    prune: Prune = None
     provider: Provider = "auto"
     threads: Threads = 0
 
@@ -229,6 +232,7 @@ class ModelOptions(Described, ProviderOptions, kw_only=True):
             "--adapter": self.adapter,
             "--long": self.long,
             "--overlap": self.overlap,
+            "--prune": self.prune,
         }
         return [*(name for name, value in values.items() if value is not None), *self.description.given.values()]
 

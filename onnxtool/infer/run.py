@@ -73,7 +73,7 @@ class LookupJob:
         """Return the vectors of N queries, which are never dense."""
         if dense:
             raise _not_dense(self.options)
-        return self.queries.encode(contents, prompt=self.options.prompt)
+        return self.queries.encode(contents, prompt=self.options.prompt, prune=self.options.prune)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class TextJob:
         """What the options ask of each text."""
         options = self.options
         long = None if options.long is None else LongTexts(options.long, options.overlap)
-        return AnswerOptions(options.query, options.prompt, options.text_task, long, options.top_k)
+        return AnswerOptions(options.query, options.prompt, options.text_task, long, options.top_k, options.prune)
 
     def answer(self, texts: Iterable[TextInput]) -> InferReport:
         """Return the answer for each text."""
@@ -110,7 +110,8 @@ class TextJob:
         options, model = self.options, self.load()
         if dense and (model.is_sparse or model.is_late_interaction):
             raise _not_dense(options)
-        return model.encode(contents, prompt=options.prompt, task=options.text_task, long=self.asked.long or CUT)
+        asked = self.asked
+        return model.encode(contents, prompt=asked.prompt, task=asked.task, long=asked.long or CUT, prune=asked.prune)
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,11 @@ class WriteJob:
             InputError: likewise, of the query.
         """
         options = self.options
-        of_texts = {"--task": options.text_task, "--representation": options.representation}
+        of_texts = {
+            "--task": options.text_task,
+            "--representation": options.representation,
+            "--prune": options.prune,
+        }
         given = [f"{name} {value}" for name, value in of_texts.items() if value is not None]
         if given := [*options.description.given.values(), *given]:
             raise OptionError(

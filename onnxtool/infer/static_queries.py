@@ -53,13 +53,21 @@ class StaticQueries:
             [token for token, added in zip(text.ids, text.is_special, strict=True) if not added] for text in encoded
         ]
 
-    def encode(self, texts: Iterable[str], *, prompt: str | None = None, keep_special: bool = False) -> SparseVectors:
+    def encode(
+        self,
+        texts: Iterable[str],
+        *,
+        prompt: str | None = None,
+        keep_special: bool = False,
+        prune: str | None = None,
+    ) -> SparseVectors:
         """Return the terms of N queries, in order.
 
         Args:
             texts: N queries.
             prompt: as in `LoadedModel.encode`; None for the prompt called `query`, if there is one.
             keep_special: whether framing tokens may be terms if a query spells them out.
+            prune: as in `LoadedModel.encode`.
 
         Raises:
             InputError: there are no texts, one is not valid Unicode, or there is no such prompt.
@@ -68,7 +76,8 @@ class StaticQueries:
         if not texts:
             raise InputError("no texts to encode", "pass at least one")
         vectors = self.weigh(self.read(texts, prompt=prompt))
-        return vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
+        vectors = vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
+        return vectors if prune is None else vectors.pruned(prune)
 
     def weigh(self, queries: Sequence[Sequence[int]]) -> SparseVectors:
         """Return the terms of N >= 1 queries from their tokens."""

@@ -20,7 +20,7 @@ from onnxtool.checkpoint.limits import EncodedText, Limit, ReadOptions, Text
 from onnxtool.checkpoint.pooling_module import POOLING_MASK
 from onnxtool.checkpoint.quantized_vectors import RangesLike
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.vector_types import Dimensions, VectorsAs
+from onnxtool.checkpoint.vector_types import Dimensions, Prune, VectorsAs
 from onnxtool.errors import InputError
 from onnxtool.infer.chats import CUT, Chats, LongTexts
 from onnxtool.infer.heads import AnyHead
@@ -53,6 +53,7 @@ class Encoding(TypedDict, total=False):
     vectors_as: VectorsAs
     ranges: RangesLike | None
     dimensions: Dimensions
+    prune: Prune
 
 
 @short_repr
@@ -357,6 +358,7 @@ class TextModel:
         vectors_as: VectorsAs = None,
         ranges: RangesLike | None = None,
         dimensions: Dimensions = None,
+        prune: Prune = None,
     ) -> AnyVectors | AnyVector:
         """Return the vectors of N texts, in order, or the vector of one.
 
@@ -378,6 +380,9 @@ class TextModel:
             ranges: for int8 and uint8, the minimum and maximum of each number, float32 [2, H]; or a file: a .npy, or
                 the manifest of a corpus encoded with the same model.
             dimensions: number of leading dimensions to keep, scaled to length 1 again if the checkpoint normalizes.
+            prune: `RULE:NUMBER`, to leave out terms of sparse vectors (`top_k:64`, `max_active_dims:64`,
+                `max_ratio:0.4`, `alpha_mass:0.6`, `abs_value:1`), or to merge token vectors of documents
+                (`pool_factor:2`); None for all.
 
         Raises:
             InputError: there are no texts, one cannot be read, or the model returns no vectors, or none that support
@@ -388,10 +393,12 @@ class TextModel:
         if not given:
             raise InputError("no texts to encode", "pass at least one")
         model = self.of_task(task)
-        form = VectorForm.of(model.vector_head(), vectors_as=vectors_as, ranges=ranges, dimensions=dimensions)
+        head = model.vector_head()
+        pruning = head.pruning_for(prune, model.task_of(task))
+        form = VectorForm.of(head, vectors_as=vectors_as, ranges=ranges, dimensions=dimensions, pruning=pruning)
         found: AnyVectors
         if task == QUERY and model.queries is not None:
-            found = model.queries.encode(given, prompt=prompt, keep_special=keep_special)
+            found = model.queries.encode(given, prompt=prompt, keep_special=keep_special, prune=prune)
         else:
             windows = model.windows(given, prompt=prompt, task=task, long=long)
             found = form.apply(model.encode_windows(windows, keep_special=keep_special))

@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.pooling_module import Floats
 from onnxtool.checkpoint.pooling_modules import normalize
+from onnxtool.checkpoint.pruning import Pruning
+from onnxtool.checkpoint.vector_types import parse_pruning
 from onnxtool.options import Option, checked
 from onnxtool.reports import short_repr
 
+PruningRule = Annotated[str, Option(parse=parse_pruning)]
 TopK = Annotated[int | None, Option(minimum=1)]
 # Dense vectors: float32 [N, H].
 DenseVectors = NDArray[np.float32]
@@ -104,7 +107,21 @@ class SparseVectors:
 
     def without(self, ids: Iterable[int]) -> SparseVectors:
         """Return the vectors without the terms of these ids."""
-        kept = ~np.isin(self.indices, list(ids))
+        return self._kept(~np.isin(self.indices, list(ids)))
+
+    @checked
+    def pruned(self, rule: PruningRule) -> SparseVectors:
+        """Return the vectors without the terms that a rule leaves out.
+
+        Args:
+            rule: `RULE:NUMBER`, as in `LoadedModel.encode`.
+
+        Raises:
+            InputError: the rule is for token vectors; or a weight is negative, and it is for positive ones.
+        """
+        return self._kept(Pruning.of_kind(rule, "terms").kept(self.indptr, self.weights))
+
+    def _kept(self, kept: NDArray[np.bool_]) -> SparseVectors:
         before = np.concatenate([[0], np.cumsum(kept)])
         return SparseVectors(before[self.indptr], self.indices[kept], self.weights[kept], self.vocabulary)
 
@@ -222,6 +239,19 @@ class TokenVectors:
                 # Documents without tokens have no columns, so that the starts ascend.
                 scores[place, chosen] = np.maximum.reduceat(products, starts, axis=1).sum(axis=0, dtype=np.float32)
         return scores / np.maximum(np.diff(self.indptr), 1).astype(np.float32)[:, None] if is_mean else scores
+
+    @checked
+    def pruned(self, rule: PruningRule) -> TokenVectors:
+        """Return the vectors of documents whose similar tokens are merged.
+
+        Args:
+            rule: `pool_factor:NUMBER`, as in `LoadedModel.encode`.
+
+        Raises:
+            InputError: the rule is for terms, or scipy is not installed.
+        """
+        pruning = Pruning.of_kind(rule, "token_vectors")
+        return self.stack([pruning.pool(self.row(place)) for place in range(len(self))])
 
     @classmethod
     def stack(cls, rows: Sequence[NDArray[np.float32]]) -> TokenVectors:

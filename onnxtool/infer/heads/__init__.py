@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
@@ -53,7 +54,7 @@ class Shapes(AnswerHead[dict[str, tuple[int, ...]]]):
 
 def _terms(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
     in_graph = _has_output(model, "sparse") or _has_output(model, "output_idx")
-    return Terms.of(folder, tokenizer, in_graph=in_graph)
+    return Terms.of(folder, tokenizer, in_graph=in_graph, pruning=Pruning.of_model(model))
 
 
 def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:

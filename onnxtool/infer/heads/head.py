@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.limits import EncodedText, batch_shapes, fixed_shape
 from onnxtool.checkpoint.pooling_module import Floats, behind_prompts
 from onnxtool.checkpoint.pooling_modules import normalize
+from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.checkpoint.quantized_vectors import RangesLike, VectorType, given_ranges
 from onnxtool.errors import InputError, SessionError
 from onnxtool.infer.report import Scored, Span
@@ -231,14 +232,24 @@ class VectorForm:
         dimensions: number of leading dimensions to keep; None for all.
         normalizes: whether the truncated vectors are scaled to length 1 again.
         stored: the storage type; None for no change.
+        pruning: the rule that makes sparse vectors or those of tokens smaller; None for none.
     """
 
     dimensions: int | None = None
     normalizes: bool = False
     stored: VectorType | None = None
+    pruning: str | None = None
 
     @classmethod
-    def of(cls, head: Head, *, vectors_as: str | None, ranges: RangesLike | None, dimensions: int | None) -> VectorForm:
+    def of(
+        cls,
+        head: Head,
+        *,
+        vectors_as: str | None,
+        ranges: RangesLike | None,
+        dimensions: int | None,
+        pruning: str | None = None,
+    ) -> VectorForm:
         """Check the requested post-processing against a model's vectors.
 
         Args:
@@ -246,6 +257,7 @@ class VectorForm:
             vectors_as: one of VECTOR_TYPES; None for the model's own type.
             ranges: ranges of int8 and uint8: float32 [2, W], or a file for `read_ranges`.
             dimensions: number of dimensions to keep; None for all.
+            pruning: as in `pruning_for`.
 
         Raises:
             InputError: the model returns no such vectors, or ranges are missing, superfluous or malformed.
@@ -253,7 +265,7 @@ class VectorForm:
         if ranges is not None and vectors_as is None:
             raise InputError("ranges were passed, and vectors stay as they are", "pass vectors_as int8 or uint8")
         if vectors_as is None and dimensions is None:
-            return cls()
+            return cls(pruning=pruning)
         if head.kind == "terms":
             raise InputError(
                 "the model gives term weights, but --vectors_as and --dimensions are for embeddings",
@@ -267,14 +279,16 @@ class VectorForm:
         stored = None
         if vectors_as is not None:
             stored = VectorType.of(vectors_as, None if ranges is None else given_ranges(ranges))
-        return cls(dimensions, head.normalizes, stored)
+        return cls(dimensions, head.normalizes, stored, pruning)
 
     def apply(self, vectors: Any) -> Any:
-        """Truncate and quantize vectors of texts or tokens.
+        """Prune, truncate and quantize vectors of texts or tokens.
 
         Raises:
             InputError: they have fewer dimensions than requested, or do not fit the ranges or whole bytes.
         """
+        if self.pruning is not None:
+            vectors = vectors.pruned(self.pruning)
         if self.dimensions is None and self.stored is None:
             return vectors
         if isinstance(vectors, TokenVectors):
@@ -300,7 +314,29 @@ class VectorForm:
 
 
 class VectorHead(Head, Generic[Vectors]):
-    """A head that returns one vector per text."""
+    """A head that returns one vector per text.
+
+    Attributes:
+        pruning: the rule by which the graph itself leaves out terms; None if it gives all.
+    """
+
+    pruning: Pruning | None = None
+
+    def pruning_for(self, rule: str | None, task: str | None) -> str | None:
+        """Check the rule, `RULE:NUMBER`, that makes vectors of texts of a task smaller; None for none.
+
+        Raises:
+            InputError: it is malformed, for another kind of vectors or texts, or the graph itself leaves out terms.
+        """
+        if rule is None:
+            return None
+        Pruning.of_kind(rule, self.kind, task)
+        if self.pruning is not None:
+            raise InputError(
+                f"--prune {rule} was passed, and the graph itself is {self.pruning.name}",
+                "leave it out, or use the file that was made without --prune",
+            )
+        return rule
 
     @abstractmethod
     def pool(self, batch: Batch) -> Vectors:

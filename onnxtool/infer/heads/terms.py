@@ -14,6 +14,7 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.pooling_module import Floats, PoolingModule
 from onnxtool.checkpoint.pooling_modules import read_pooling_modules
+from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS
 from onnxtool.checkpoint.tokenizer import TextTokenizer
@@ -29,6 +30,11 @@ class SparseHead(VectorHead[SparseVectors]):
 
     kind = "terms"
     has_candidates = True
+
+    @property
+    def note(self) -> str:
+        """Say that the graph leaves out terms."""
+        return "" if self.pruning is None else f"the terms that the graph gives are {self.pruning.name}"
 
     def join(self, vectors: SparseVectors, windows: Sequence[Sequence[EncodedText]]) -> SparseVectors:
         """Take the largest weight of each term over the windows of a text."""
@@ -49,9 +55,12 @@ class Terms(SparseHead):
     tokenizer: TextTokenizer
     pooling: SpladePooling
     after: tuple[PoolingModule, ...] = ()
+    pruning: Pruning | None = None
 
     @classmethod
-    def of(cls, folder: CheckpointFolder, tokenizer: TextTokenizer, *, in_graph: bool) -> Terms:
+    def of(
+        cls, folder: CheckpointFolder, tokenizer: TextTokenizer, *, in_graph: bool, pruning: Pruning | None = None
+    ) -> Terms:
         """Read the pooling of logits from the checkpoint; the default is SPLADE v2.
 
         Raises:
@@ -59,9 +68,9 @@ class Terms(SparseHead):
         """
         stored = folder.sentence_modules.find("SpladePooling")
         if stored is None:
-            return cls(tokenizer, SpladePooling())
+            return cls(tokenizer, SpladePooling(), pruning=pruning)
         after = () if in_graph else read_pooling_modules(folder.sentence_modules, SpladePooling)[1:]
-        return cls(tokenizer, SpladePooling.read(stored), after)
+        return cls(tokenizer, SpladePooling.read(stored), after, pruning)
 
     def pool(self, batch: Batch) -> SparseVectors:
         """Return the weights of the terms of B texts.
