@@ -180,7 +180,7 @@ def _reading_ids(file: ModelFile, folder: Path) -> ModelFile:
 def _compare(file: ModelFile, source: ModelFile, options: VerifyOptions, folder: Path) -> Verification:
     """Compare two files; `folder` is for scratch."""
     _require_same_signature(file, source)
-    from onnxtool.checkpoint.quantized_vectors import VectorType
+    from onnxtool.checkpoint.pruning import stored_of
     from onnxtool.graph.shapes import find_turns
     from onnxtool.model_file.weights import load_model
     from onnxtool.optimize.stored_vectors import take_off
@@ -193,7 +193,7 @@ def _compare(file: ModelFile, source: ModelFile, options: VerifyOptions, folder:
     graph = load_model(source.path)
     storage = take_off(graph, source)
     with ExitStack() as stack:
-        # Vectors that the reference stores as codes are compared before encoding.
+        # Vectors that the reference stores as codes, or prunes, are compared before that.
         original_file = source if storage is None else stack.enter_context(scratch_file(graph, folder))
         original = Original(
             source,
@@ -204,7 +204,7 @@ def _compare(file: ModelFile, source: ModelFile, options: VerifyOptions, folder:
             given=options.given,
         )
         del graph
-        return original.run().compare(file, options.tolerance, VectorType.of_model(file))
+        return original.run().compare(file, options.tolerance, stored_of(file))
 
 
 def _compare_with_checkpoint(file: ModelFile, reference: str, options: VerifyOptions) -> Verification:

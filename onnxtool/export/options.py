@@ -6,7 +6,14 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 from onnxtool.checkpoint.tasks import TASK_NAMES
-from onnxtool.checkpoint.vector_types import Calibrated, Dimensions, RangesFile, VectorsAs, check_ranges_options
+from onnxtool.checkpoint.vector_types import (
+    Calibrated,
+    Dimensions,
+    PruneInGraph,
+    RangesFile,
+    VectorsAs,
+    check_ranges_options,
+)
 from onnxtool.errors import ExportError, OptionError
 from onnxtool.export.targets import TARGET_NAMES, TARGETS
 from onnxtool.options import NOTHING, UNSET, Force, ManyNames, NameField, Option, OptionalPath, Options
@@ -81,7 +88,7 @@ class ExportOptions(Options):
         ranges: a file with the range of each number, for int8 and uint8.
         calibration: texts to measure these ranges on, instead of that file.
         adapters: folders or ids of PEFT adapters that the file can run with, beside its base.
-        sizes: as of `optimize`.
+        prune: as of `optimize`, like `sizes`.
         keep_raw: also keep the output that the head reads.
         text: an additional text to trace text models on.
         require_dynamic: refuse a file that fixes an axis which is dynamic in the model.
@@ -170,6 +177,7 @@ class ExportOptions(Options):
             effect="source",
         ),
     ] = NOTHING
+    prune: PruneInGraph = None
     sizes: FixedTo = NOTHING
     keep_raw: Annotated[bool, Option("Also keep the output that the head reads.")] = False
     exporter: Annotated[

@@ -17,6 +17,7 @@ from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, Prompts
 from onnxtool.checkpoint.module_settings import TokenStates
 from onnxtool.checkpoint.pooling_modules import Pooling
+from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
@@ -367,7 +368,7 @@ def prepare(request: Request) -> Job:
     checkpoint, text, tokenizer = subject.checkpoint, subject.text, subject.tokenizer
     lengths = _choose_lengths(subject)
     plan = _plan_with_cache(subject) if checkpoint.task in _WITH_CACHE else _plan_single_call(subject)
-    _refuse_unused(subject, plan.head)
+    _refuse_unused(subject, plan)
     if text is not None:
         _check_chat_template(subject, plan)
     elif request.source.locate(TOKENIZER_NAME) is not None:  # for generated text, or for pages
@@ -462,6 +463,12 @@ def _plan_single_call(subject: _Subject) -> Plan:
     if head is not None and head.name == "embedding" and options.vectors_as is not None:
         stored, few = choose_storage(options, subject.model, head, modality, request.source)
         head, reasons = head.stored_as(stored, signature), reasons + few
+    if options.prune is not None:
+        pruning = Pruning.in_graph(options.prune)
+        if head is not None and head.output == pruning.output:
+            head = replace(head, stored=pruning)
+        if specification is not None:
+            specification = specification.told(pruning, in_graph=head is not None)
     attention = attention_of(subject.model)
     pipeline = SingleCallPipeline(modality, signature, head, options.keep_raw, specification, attention)
     task = checkpoint.task if head is None else head.task
@@ -487,8 +494,9 @@ def _choose_head(subject: _Subject, signature: Signature) -> Choice:
     return replace(choice, head=choice.head.truncated(options.dimensions, signature))
 
 
-def _refuse_unused(subject: _Subject, head: Head | None) -> None:
+def _refuse_unused(subject: _Subject, plan: Plan) -> None:
     """Refuse options that would have no effect."""
+    head, specification = plan.head, plan.specification
     options, task = subject.request.options, subject.checkpoint.task
     if task in _WITH_CACHE and options.head not in ("auto", "logits", "none"):
         raise ExportError(f"the task {task} takes no head, but --head {options.head} was passed", "leave --head out")
@@ -504,6 +512,12 @@ def _refuse_unused(subject: _Subject, head: Head | None) -> None:
         raise ExportError(
             "--vectors_as stores the numbers of one embedding for each text, but this graph computes none",
             "leave --vectors_as out; store token vectors with `onnxtool infer --output FOLDER/ --vectors_as`",
+        )
+    is_told = specification is not None and specification.pruning is not None
+    if options.prune is not None and not is_told and (head is None or head.name != "splade"):
+        raise ExportError(
+            f"--prune {options.prune} leaves out terms of a sparse encoder, but this graph computes no term weights",
+            "leave --prune out; if it is a SPLADE, pass --head splade",
         )
     if options.text is not None and subject.text is None:
         raise ExportError("--text was passed for a model that takes no text", "leave --text out")

@@ -22,6 +22,7 @@ from onnxtool.checkpoint.folder import TOKENIZER_NAME, ModuleFiles
 from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.pooling_module import POOLING_MASK, PoolingModule
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
+from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.checkpoint.scores import score_function
 from onnxtool.checkpoint.sentence_modules import positive
 from onnxtool.checkpoint.sparse_modules import SpladePooling
@@ -79,6 +80,7 @@ class TargetSpecification:
         left_out: what the checkpoint provides and the target does not use; empty if it uses everything.
         precisions: the precisions of the files that are written beside the graph.
         expansion_id: the token by which queries are expanded; None if they are not.
+        pruning: the rule by which terms are left out; None for all.
     """
 
     target: Target
@@ -94,6 +96,7 @@ class TargetSpecification:
     left_out: str = ""
     precisions: tuple[str, ...] = ()
     expansion_id: int | None = None
+    pruning: Pruning | None = None
 
     @property
     def note(self) -> str:
@@ -182,6 +185,19 @@ class TargetSpecification:
     def convert(self, graph: ir.Model) -> dict[str, ir.Model]:
         """Convert the head's outputs to those of `use`, in place; return graphs to deliver beside it by file name."""
         return {}
+
+    def told(self, pruning: Pruning, *, in_graph: bool) -> TargetSpecification:
+        """Return the specification of a model whose graph leaves out terms, or which the target is told to.
+
+        Raises:
+            TargetError: it weighs no terms, or the target weighs them itself.
+        """
+        if self.use.kind not in (SPARSE, INFERENCE_FREE) or not in_graph:
+            raise TargetError(
+                f"--prune {pruning} leaves out terms, and a graph for {self.target.title} gives no term weights",
+                "leave --prune out, and prune where vectors are stored",
+            )
+        return replace(self, pruning=pruning)
 
     def run(self, session: Session, feeds: Arrays) -> Arrays:
         """Run a written graph as the target does, and return the outputs of the head, to compare with PyTorch's."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from onnxtool.checkpoint.folder import find_checkpoint_folder
-from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.checkpoint.pruning import stored_of
 from onnxtool.errors import CheckpointError, ExportError, ModelFileError, VerificationError
 from onnxtool.export.lengths import WORK, Lengths
 from onnxtool.export.modalities.modality import SEQUENCE
@@ -312,8 +312,8 @@ def _stamped(file: ModelFile) -> dict[str, Any]:
 
 
 def _with_storage(job: Job, file: ModelFile) -> Job:
-    """Make the head store vectors as the file does, with ranges that are stamped and not in any option."""
-    stored, pipeline = VectorType.of_model(file), job.plan.pipeline
+    """Make the head store or prune vectors as the file does, which is stamped and not in any option."""
+    stored, pipeline = stored_of(file), job.plan.pipeline
     if stored is None or not isinstance(pipeline, SingleCallPipeline) or pipeline.head is None:
         return job
     pipeline = replace(pipeline, head=replace(pipeline.head, stored=stored))

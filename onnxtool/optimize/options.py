@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated
 
+from onnxtool.checkpoint.vector_types import PruneInGraph
 from onnxtool.errors import OptionError
 from onnxtool.options import NOTHING, UNSET, Force, ManyTexts, Option, OptionalPath, PathField
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, InputShapes, SampleInputs
@@ -71,6 +72,7 @@ class OptimizeOptions(ProviderOptions):
         max_error: upper bound on 1 - cosine of any output; None for the precision's tolerance. In int8 and int4, layers
             stay in higher precision until it holds on the texts of `calibration`; None for 0.01.
         calibration: texts for int8, int4 and auto, one per line or JSON Lines with `contents`; None for onnxtool's own.
+        prune: a rule of `parse_pruning` by which the graph leaves out terms; None for none.
         sizes: sizes of batch and sequence such as `8x128`, with commas between them, or `NAME=VALUE,...`: one for an
             output of that size, several for a file of each beside it.
         compiled: let the provider compile the output, or each file of `sizes`.
@@ -171,6 +173,7 @@ class OptimizeOptions(ProviderOptions):
             default="onnxtool's own",
         ),
     ] = UNSET
+    prune: PruneInGraph = None
     sizes: FixedTo = NOTHING
     compiled: Annotated[
         bool,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.checkpoint.pruning import Pruning, Stored
 from onnxtool.checkpoint.text_files import iterate_texts
 from onnxtool.errors import FusionError, OnnxtoolError, PassError, ProviderError
 from onnxtool.graph.edit import bodies
@@ -28,7 +28,7 @@ from onnxtool.model_file import (
     scratch_file,
     staged,
 )
-from onnxtool.model_file.metadata import VECTORS_KEY, step_entry
+from onnxtool.model_file.metadata import PRUNE_KEY, VECTORS_KEY, step_entry
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.kept import note_matches, read_kept, require_matches
@@ -169,12 +169,13 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     passes = PRESETS[options.target.name]
     if named:
         passes = (Pass("keep_float32", lambda model, _: Outcome(note_matches(model, named), 0)), *passes)
-    model, storage = _load(source)
+    model, storage = _load(source, options)
     attentions = _expected_attentions(model)
     stopwatch.lap("load")
     with staged(output, force=options.force) as staging, ExitStack() as stack:
-        # The reference returns vectors before quantized storage.
-        original = source if storage is None else stack.enter_context(scratch_file(model, staging.folder))
+        # The reference returns vectors before quantized storage and pruning.
+        is_plain = storage is None or options.prune is not None
+        original = source if is_plain else stack.enter_context(scratch_file(model, staging.folder))
         reference, disabled = None, _disabled_optimizers(options, before)
         if options.verify:  # before any pass, because no pass causes the file's own behaviour
             tell(f"running {source.path.name}")
@@ -311,7 +312,7 @@ class _Run:
     def _write(self, passes: Sequence[Pass], conversion: Conversion) -> tuple[ModelFile, OptimizeReport]:
         """Run the passes, convert, write and verify; return the file, which is not stamped yet, and what was done."""
         options = self.options
-        model, storage = _load(self.source)
+        model, storage = _load(self.source, options)
         model, results = run_passes(model, passes, conversion.context)
         self.stopwatch.lap("passes")
         converted, conversion, candidates = _convert(model, options, conversion, self.judge)
@@ -396,7 +397,7 @@ class _Run:
         return verification, notes
 
     def _compare_adapter(
-        self, name: str, result: ModelFile, tolerance: Tolerance, conversion: Conversion, stored: VectorType | None
+        self, name: str, result: ModelFile, tolerance: Tolerance, conversion: Conversion, stored: Stored | None
     ) -> str:
         """Compare the result with an adapter with the source with the same adapter; return the figures.
 
@@ -425,10 +426,17 @@ def _target_of(conversion: Conversion, precision: str) -> ExecutionProvider:
     return replace(conversion.options.target, precision=BF16 if precision == BF16 else FP32)
 
 
-def _load(source: ModelFile) -> tuple[ir.Model, Storage | None]:
-    """Load the graph, ending in the vectors before storage in another type if it stores them."""
+def _load(source: ModelFile, options: OptimizeOptions) -> tuple[ir.Model, Storage | None]:
+    """Load the graph, ending in the vectors before storage in another type or pruning, and return what follows."""
     model = load_model(source.path)
-    return model, take_off(model, source) if VECTORS_KEY in source.metadata else None
+    if options.prune is None:
+        return model, take_off(model, source) if {VECTORS_KEY, PRUNE_KEY} & source.metadata.keys() else None
+    if PRUNE_KEY in source.metadata:
+        raise PassError(
+            f"the graph of {source.path} is pruned by {source.metadata[PRUNE_KEY]} already",
+            "pass the file that it was made from, or leave --prune out",
+        )
+    return model, Storage.adding(model, Pruning.in_graph(options.prune))
 
 
 def _measured_error(

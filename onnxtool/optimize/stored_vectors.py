@@ -1,7 +1,7 @@
-"""Detach the quantized storage of vectors from a graph during optimization, and restore it unchanged.
+"""Detach the quantized storage or pruning of vectors from a graph during optimization, and restore it unchanged.
 
-Rounding errors at the edges of steps would change codes, so passes, conversions, the error on texts and the
-verification work on the float32 vectors. In a half-precision graph, the steps would be rounded too.
+Rounding errors at the edges of steps would change codes, and at a threshold terms, so passes, conversions, the error on
+texts and the verification work on the float32 vectors. In a half-precision graph, the steps would be rounded too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType
+from onnxtool.checkpoint.pruning import Pruning, Stored, stored_of
+from onnxtool.checkpoint.quantized_vectors import FLOATS
 from onnxtool.errors import PassError
 from onnxtool.graph.builder import Builder
 from onnxtool.graph.edit import drop_unused, remove_unused
@@ -33,12 +34,12 @@ class Storage:
     """The storage that was taken off a graph.
 
     Attributes:
-        stored: the storage type of the vectors.
+        stored: how the vectors are stored or pruned.
         dtype: the element type of the vectors before.
         output: the output of the graph, with its dtype and shape.
     """
 
-    stored: VectorType
+    stored: Stored
     dtype: ir.DataType
     output: ir.Value
 
@@ -48,19 +49,40 @@ class Storage:
         place = next(place for place, value in enumerate(graph.outputs) if value.name == self.output.name)
         vectors = graph.outputs[place]
         vectors.name = FLOATS
-        output = self.stored.build(_Builder(graph, self.dtype), vectors)
+        build = _Builder(graph, self.dtype)
+        output = self.stored.build(build, vectors)
+        if self.stored.dtype is None and self.output.dtype not in (None, build.dtype):
+            output = build.cast(output, self.output.dtype)
         output.name, output.type, output.shape = self.output.name, self.output.type, self.output.shape
         graph.outputs[place] = output
+        model.metadata_props.update(self.stored.metadata)
+
+    @classmethod
+    def adding(cls, model: ir.Model, pruning: Pruning) -> Storage:
+        """Return what prunes the output of a graph that gives all terms.
+
+        Raises:
+            PassError: it gives none.
+        """
+        for output in model.graph.outputs:
+            if output.name == pruning.output and output.shape is not None and len(output.shape) == 2:
+                before = ir.Value(name=output.name, type=output.type, shape=output.shape)
+                return cls(pruning, output.dtype or ir.DataType.FLOAT, before)
+        raise PassError(
+            f"--prune {pruning} is for the term weights of a sparse encoder, and the graph gives "
+            + ", ".join(str(output.name) for output in model.graph.outputs),
+            "export the model with --head splade",
+        )
 
 
 def take_off(model: ir.Model, source: ModelFile) -> Storage | None:
-    """End the graph of `source` in the vectors before storage, under the name of its output; None if it stores none.
+    """End the graph of `source` in the vectors before storage or pruning, under the name of its output; None without.
 
     Raises:
         InputError: the metadata of the file is malformed.
         PassError: the graph does not show where storage begins.
     """
-    stored = VectorType.of_model(source)
+    stored = stored_of(source)
     if stored is None:
         return None
     graph = model.graph
@@ -70,7 +92,7 @@ def take_off(model: ir.Model, source: ModelFile) -> Storage | None:
             node = vectors.producer()
             vectors = node.inputs[0] if node is not None and node.inputs else None
         last = output.producer()
-        if vectors is None or vectors is output or last is None:
+        if vectors is None or vectors is output or last is None or stored.output not in (None, output.name):
             continue
         before = ir.Value(name=output.name, type=output.type, shape=output.shape)
         graph.outputs[place] = vectors
@@ -79,6 +101,6 @@ def take_off(model: ir.Model, source: ModelFile) -> Storage | None:
         vectors.name = before.name
         return Storage(stored, vectors.dtype or ir.DataType.FLOAT, before)
     raise PassError(
-        f"{source.path} says that its vectors are {stored.name}, and the graph does not show where they are stored",
-        "optimize the model exported without --vectors_as, or export it again",
+        f"{source.path} says that its vectors are {stored.name}, and the graph does not show where they are made",
+        "optimize the model exported without --vectors_as and --prune, or export it again",
     )

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.checkpoint.pruning import Stored
 from onnxtool.errors import ProviderError, SessionError, VerificationError, first_line
 from onnxtool.model_file import ModelFile, ModelPath, scratch_file
 from onnxtool.model_file.weights import load_model
@@ -177,7 +177,7 @@ class Reference:
     expected: ReferenceOutputs
     draws: bool = False
 
-    def compare(self, result: ModelFile, tolerance: Tolerance, stored: VectorType | None = None) -> Verification:
+    def compare(self, result: ModelFile, tolerance: Tolerance, stored: Stored | None = None) -> Verification:
         """Compare `result` with the original; a model that does not load fails every case."""
         original = self.original
         try:
@@ -223,14 +223,14 @@ class Verifier:
         reference: the outputs of the input file.
         passes: the passes that ran on it, in order, with repetitions in later rounds.
         tolerance: the allowed differences.
-        stored: how the source converts its vectors for storage; None if it does not.
+        stored: how the result stores or prunes its vectors; None for as computed.
     """
 
     reference: Reference
     passes: Sequence[Pass]
     context: Context
     tolerance: Tolerance
-    stored: VectorType | None = None
+    stored: Stored | None = None
 
     def verify(self, result: ModelFile) -> Verification:
         """Compare `result` with the source on random inputs of several shapes and masks.

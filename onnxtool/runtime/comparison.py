@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.checkpoint.pruning import Stored
 from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
 from onnxtool.progress import counted
 from onnxtool.reports import TensorInfo
@@ -258,7 +258,7 @@ def _length(case: Case) -> int:
 
 
 def verify(
-    candidate: Runner, expected: ReferenceOutputs, tolerance: Tolerance, stored: VectorType | None = None
+    candidate: Runner, expected: ReferenceOutputs, tolerance: Tolerance, stored: Stored | None = None
 ) -> Verification:
     """Run `candidate` on every case and compare all outputs that the reference has.
 
@@ -266,9 +266,9 @@ def verify(
         candidate: runs a case's feeds.
         expected: the expected outputs.
         tolerance: the allowed difference.
-        stored: how the candidate stores vectors that the reference has as floats. They are compared with the nearest
-            vectors to the reference's that have the candidate's codes, so that a value may cross a step or a sign by no
-            more than the tolerance.
+        stored: how the candidate stores or prunes vectors that the reference has as floats. They are compared with the
+            nearest vectors to the reference's that have the candidate's codes or terms, so that a value may cross a
+            step, a sign or a threshold by no more than the tolerance.
     """
     results = []
     likes = [case for case in expected.cases if case.like]
@@ -311,7 +311,7 @@ def verify(
 
 
 def _restored(
-    outputs: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], stored: VectorType | None
+    outputs: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], stored: Stored | None
 ) -> Mapping[str, NDArray[Any]]:
     """Replace the stored vectors among `outputs` by floats; vectors of another width stay, and fail the comparison."""
     if stored is None:
@@ -319,7 +319,7 @@ def _restored(
     return {
         name: stored.nearest(array, wanted[name])
         if name in wanted
-        and array.dtype == stored.dtype
+        and (array.dtype == stored.dtype if stored.output is None else name == stored.output)
         and wanted[name].shape == (*array.shape[:-1], array.shape[-1] * stored.numbers_of_a_column)
         else array
         for name, array in outputs.items()

@@ -94,6 +94,6 @@ def test_a_graph_that_does_not_show_where_it_stores_vectors_is_refused(workshop:
             names[:] = ["renamed" if name == f"{VECTORS_KEY}.floats" else name for name in names]
     del model.graph.value_info[:]
     onnx.save(model, source)
-    with pytest.raises(PassError, match="does not show where they are stored") as caught:
+    with pytest.raises(PassError, match="does not show where they are made") as caught:
         optimize_model(OptimizeOptions(source))
     assert "--vectors_as" in caught.value.hint

@@ -17,6 +17,7 @@ from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import Prompts
 from onnxtool.checkpoint.pooling_module import POOLING_MASK, PoolingModule, behind_prompts
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling, build_all, truncated
+from onnxtool.checkpoint.pruning import Stored
 from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType, few_vectors, measure_ranges, read_ranges
 from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.errors import CheckpointError, ExportError
@@ -43,7 +44,7 @@ class Head:
         modules: the modules to compute, in order.
         keeps_tokens: whether there is a vector per token, or a number ([B, S]).
         unseen_length: query length whose tokens count although the model does not see them; 0 if there are none.
-        stored: how the graph's vectors are stored; None for as computed.
+        stored: how the graph's vectors are stored or pruned; None for as computed.
         beside: further heads on the same model output, whose outputs follow.
     """
 
@@ -54,7 +55,7 @@ class Head:
     modules: tuple[PoolingModule, ...]
     keeps_tokens: bool = False
     unseen_length: int = 0
-    stored: VectorType | None = None
+    stored: Stored | None = None
     beside: tuple[Head, ...] = ()
 
     @property
@@ -203,7 +204,10 @@ def _build(graph: ir.Graph, head: Head, source: ir.Value, mask: ir.Value, pooled
         output = output if head.modules else build.cast(output)
         output.name, output.dtype, output.shape = FLOATS, build.dtype, ir.Shape([BATCH, width])
         output = head.stored.build(build, output)
-        dtype = ir.DataType.from_numpy(head.stored.dtype)
+        if head.stored.dtype is not None:
+            dtype = ir.DataType.from_numpy(head.stored.dtype)
+        elif build.dtype != dtype:
+            output = build.cast(output, dtype)
         width = None if width is None else head.stored.columns(width)
     elif build.dtype != source.dtype:
         output = build.cast(output, source.dtype)

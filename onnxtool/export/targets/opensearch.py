@@ -90,7 +90,7 @@ class OpenSearchSpecification(TargetSpecification):
             }
         if kind == DENSE:
             settings |= {"pooling_mode": "CLS", "normalize_result": False}  # the graph has already done both
-        what = f"{name}, exported by onnxtool"
+        what = f"{name}, exported by onnxtool" + ("" if self.pruning is None else f", its terms {self.pruning.name}")
         write_json(folder / CONFIG, _request(name, what, _FUNCTIONS[kind], archive, settings))
         if kind == INFERENCE_FREE:
             queries = _archive(folder / f"{name}-tokenizer.zip", [folder / "tokenizer.json", folder / IDF_NAME])

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.pruning import COUNTS, Pruning
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
     MODULES_NAME,
@@ -129,8 +131,23 @@ class SentenceTransformersSpecification(TargetSpecification):
         encoder = {"prompts": {}, "default_prompt_name": None, **files.read(ENCODER_NAME)}
         if kind != TOKENS:  # a PyLate model without a name gets converted; a name would prevent that
             encoder.setdefault("model_type", _ENCODERS[kind])
+        if self.pruning is not None:
+            encoder["max_active_dims"] = int(self.pruning.number)
         required = as_object(encoder.get("requirements"))
         write_json(folder / ENCODER_NAME, {**encoder, "requirements": {**required, **requirement}})
+
+    def told(self, pruning: Pruning, *, in_graph: bool) -> TargetSpecification:
+        """Return the specification of a model whose sentence-transformers keeps as many terms.
+
+        Raises:
+            TargetError: it weighs no terms, or the rule is another one.
+        """
+        if self.use.kind != SPARSE or pruning.rule not in COUNTS:
+            raise TargetError(
+                f"sentence-transformers keeps a number of terms of sparse encoders, and --prune {pruning} was passed",
+                f"pass {' or '.join(COUNTS)}, or leave --prune out",
+            )
+        return replace(self, pruning=pruning)
 
     @property
     def note(self) -> str:
