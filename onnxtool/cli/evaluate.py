@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import click
 
 from onnxtool.cli.choices import PathType
 from onnxtool.cli.options import (
+    FORMATS,
     Result,
     derived_options,
     dry_run_option,
@@ -23,7 +25,7 @@ from onnxtool.model_file import check_writable
 from onnxtool.reports import WritePlan, planned_files
 
 if TYPE_CHECKING:
-    from onnxtool.evaluation.report import Comparison, EvaluationReport, SystemReport
+    from onnxtool.evaluation.report import Comparison, EvaluationReport, PrunedResult, SystemReport
 
 
 @click.command(epilog="Example: onnxtool evaluate --model_path models/all-MiniLM-L6-v2.onnx --data models/collection")
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 @derived_options(options=EvaluateOptions)
 @click.option("--save_run", type=PathType("file"), metavar="FILE", help="Write the ranked results in TREC run format.")
 @dry_run_option
-@result_options()
+@result_options([*FORMATS, "html"], "; html is one page, with a curve for --prune")
 def command(
     options: EvaluateOptions,
     *,
@@ -69,7 +71,13 @@ def command(
         return 0
     with progress(quiet=result.quiet):
         report = evaluate_model(model_path, data, options, run_path=save_run, force=result.force)
-    result.emit(report, evaluation_blocks(report))
+    blocks = evaluation_blocks(report)
+    if result.format_name == "html":
+        from onnxtool.cli.evaluation_page import evaluation_page
+
+        result.write(evaluation_page(report, blocks))
+    else:
+        result.emit(report, blocks)
     for gate in report.gates:
         if gate.met:
             say(f"gate failed: {gate.text}")
@@ -105,6 +113,8 @@ def evaluation_blocks(report: EvaluationReport) -> list[Block]:
     ]
     if report.against is not None:
         blocks += _comparison(report, report.against)
+    if report.pruned:
+        blocks += _pruned(report.pruned)
     if report.gates:
         rows = [("failed" if check.met else "passed", check.text) for check in report.gates]
         blocks += [Heading("Gates"), Facts(rows)]
@@ -141,6 +151,38 @@ def _comparison(report: EvaluationReport, against: Comparison) -> list[Block]:
             (one.id, f"{one.measures[first]:.3f}", f"{one.base[first]:.3f}", _cut(one.text)) for one in against.lost
         ]
         blocks += [Heading("Queries that lost most"), Table(heads, lost, frozenset(heads[1:3]))]
+    return blocks
+
+
+def _pruned(results: Sequence[PrunedResult]) -> list[Block]:
+    """Lay out the sizes with smaller vectors, and for each measure the differences from the vectors as they are."""
+    whole = results[0].sizes.index_bytes
+    names = ("prune", "query", "document", "empty", "index", "share", "")
+    rows = [
+        (
+            *(one.prune, f"{one.sizes.query_terms:.1f}", f"{one.sizes.document_terms:.1f}"),
+            *(f"{one.sizes.empty_queries + one.sizes.empty_documents:,}", format_bytes(one.sizes.index_bytes)),
+            *(f"{one.sizes.index_bytes / whole:.1%}" if whole else "", "chosen" if one.chosen else ""),
+        )
+        for one in results
+    ]
+    blocks: list[Block] = [
+        Heading("Smaller vectors: terms or token vectors of a text, texts without any, and an index"),
+        Table(names, rows, frozenset(names[1:-1])),
+    ]
+    columns = ("prune", "mean", "change", "from", "to", "p")
+    for name in results[0].measures:
+        table = []
+        for one in results:
+            change = one.changes.get(name)
+            figures: tuple[str, ...] = ("", "", "", "")
+            if change is not None:
+                figures = (
+                    *(f"{value:+.4f}" for value in (change.change, change.low, change.high)),
+                    f"{change.p_value:.3g}",
+                )
+            table.append((one.prune, f"{one.measures[name].mean:.4f}", *figures))
+        blocks += [Heading(f"{name} with smaller vectors"), Table(columns, table, frozenset(columns[1:]))]
     return blocks
 
 

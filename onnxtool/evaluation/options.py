@@ -8,7 +8,7 @@ from typing import Annotated
 
 from onnxtool.checkpoint.vector_types import Dimensions
 from onnxtool.infer.options import AdapterName, Described, FileTask, ModelName, Overlap, Representation, check_overlap
-from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath
+from onnxtool.options import NOTHING, UNSET, Many, ManyTexts, Option, OptionalName, OptionalPath
 from onnxtool.runtime.providers import Provider, ProviderOptions, Threads
 
 DEFAULT_SPLIT = "test"
@@ -40,6 +40,8 @@ class EvaluateOptions(Described, ProviderOptions):
         task: the file's task as in FileDescription, like `head`, `pooling` and `normalize`; applied to `against` too
             if that is a file without a stamp.
         partner: the file of the other model, if queries and documents have separate models.
+        prune: rules that make vectors smaller, each of which is evaluated, for documents or `DOCUMENTS/QUERIES`; with
+            `fail_if`, the one with the smallest index is chosen among those that meet no gate.
         fail_if: gates on measures, such as `ndcg@10<0.4`, or `ndcg@10<-0.5%` against the base.
     """
 
@@ -113,6 +115,14 @@ class EvaluateOptions(Described, ProviderOptions):
     threads: Threads = 0
     dimensions: Dimensions = None
     keep_special: Annotated[bool, Option("Let special tokens such as [CLS] and [SEP] be terms.")] = False
+    prune: Annotated[
+        ManyTexts,
+        Option(
+            "Also evaluate with smaller vectors of documents, by each of these rules of infer --prune; behind a slash "
+            "is the rule for queries. With --fail_if, the smallest index that passes is chosen. May be repeated.",
+            metavar="RULE:NUMBER,...",
+        ),
+    ] = NOTHING
     fail_if: Annotated[
         Many[str],
         Option(

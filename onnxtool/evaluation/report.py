@@ -97,6 +97,47 @@ class GateCheck:
     text: str
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """How large the vectors of a collection are.
+
+    Attributes:
+        query_terms: average number of terms of a query; of token vectors in late interaction.
+        document_terms: likewise of a document, or its passage.
+        empty_queries: number of queries without any.
+        empty_documents: number of documents, or passages, without any.
+        index_bytes: size of an index of the documents: 8 bytes for each term of each document and 8 for each term, or 4
+            for each number of token vectors and 8 for each document.
+    """
+
+    query_terms: float
+    document_terms: float
+    empty_queries: int
+    empty_documents: int
+    index_bytes: int
+
+
+@short_repr
+@dataclass(frozen=True)
+class PrunedResult:
+    """Retrieval quality with smaller vectors.
+
+    Attributes:
+        prune: the rules for documents and queries, as in `--prune`; `none` for the vectors as they are.
+        measures: means with their intervals, by name.
+        changes: the differences from the vectors as they are, by name; empty for these.
+        gates: the checked gates; empty for these.
+        chosen: whether its index is the smallest of those for which no gate is met.
+    """
+
+    prune: str
+    sizes: Sizes
+    measures: Mapping[str, Measure]
+    changes: Mapping[str, Difference]
+    gates: tuple[GateCheck, ...] = ()
+    chosen: bool = False
+
+
 @short_repr
 @dataclass(frozen=True)
 class EvaluationReport:
@@ -119,6 +160,7 @@ class EvaluationReport:
         peak_rss_bytes: the largest resident set of this process so far.
         run_path: path of the written run; empty if not written.
         notes: notes for the user.
+        pruned: retrieval quality with the vectors as they are, and with smaller ones; empty if no rule was given.
     """
 
     model: SystemReport
@@ -137,6 +179,7 @@ class EvaluationReport:
     peak_rss_bytes: int
     run_path: str = ""
     notes: tuple[str, ...] = ()
+    pruned: tuple[PrunedResult, ...] = ()
 
     @property
     def passed(self) -> bool:

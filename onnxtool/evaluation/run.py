@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,9 +13,10 @@ import numpy as np
 
 from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.encoding.sources import find_sources
-from onnxtool.errors import GateError, InputError
+from onnxtool.errors import GateError, InputError, OptionError
 from onnxtool.evaluation.collection import Collection, open_collection, read_documents
 from onnxtool.evaluation.measures import (
+    Measure,
     PerQuery,
     compute,
     difference_of,
@@ -23,9 +24,19 @@ from onnxtool.evaluation.measures import (
     parse_measures,
 )
 from onnxtool.evaluation.options import BM25, DEFAULT_CANDIDATES, DEFAULT_MEASURES, RERANKER, SPARSE, EvaluateOptions
-from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport, Terms
+from onnxtool.evaluation.pruning import Cut, parse_cuts
+from onnxtool.evaluation.report import (
+    Comparison,
+    EvaluationReport,
+    GateCheck,
+    PrunedResult,
+    QueryResult,
+    Sizes,
+    SystemReport,
+    Terms,
+)
 from onnxtool.evaluation.search import Run
-from onnxtool.evaluation.systems import Bm25, SearchResults, System, open_model
+from onnxtool.evaluation.systems import Bm25, SearchResults, System, VectorSystem, open_model
 from onnxtool.model_file import ModelFile, check_writable, write_text
 from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize.quantization.candidates import Judge, Judgement
@@ -39,6 +50,7 @@ _TIMED_QUERIES = 50
 _TOP = 10
 _LOST = 10
 _OVERLAP = "overlap@10"
+_INDEX = "index_bytes"
 _OF_SYSTEMS = ("size_bytes", "query_ms", "query_terms", "document_terms", "sparsity")
 _TIE = 1e-5  # relative difference of two scores due to float32 rounding
 
@@ -72,20 +84,27 @@ def evaluate_model(
     options = options or EvaluateOptions()
     measures, gates, collection = check_evaluation(model_path, data, options)
     if run_path is not None:
+        if options.prune:
+            raise OptionError("a run has the results of one search, and --prune makes several", "leave one of them out")
         check_writable(Path(run_path), force=force)
     model = open_model(Path(model_path), options)
     base = None if options.against is None else _open_base(options.against, options, model.kind)
     systems = [system for system in (model, base) if system is not None]
     _refuse_unused(options, systems)
-    _require_figures(gates, measures, model, base)
+    _require_figures(gates, [*measures, *([_INDEX] if options.prune else [])], model, base)
     if run_path is not None:
         _require_plain_ids(chain(collection.queries, (document.id for document in read_documents(collection))))
-    found, seconds = _retrieve(model, collection)
+    cuts = parse_cuts(options.prune)
+    start = time.perf_counter()
+    every = _retrieve_each(model, collection, cuts)
+    found, seconds = every[Cut()], time.perf_counter() - start
     values = compute(measures, collection.judgements, found.run)
     times = _time_queries(systems, collection)
     against, others, base_values = None, None, None
     if base is not None:
-        others, base_seconds = _retrieve(base, collection)
+        start = time.perf_counter()
+        others = base.retrieve(collection)
+        base_seconds = time.perf_counter() - start
         base_values = compute(measures, collection.judgements, others.run)
         against = _compare(collection, found, values, others, base_values)
         against = replace(against, base=_described(base, others, times, base_seconds))
@@ -109,7 +128,13 @@ def evaluate_model(
         peak_rss_bytes=peak_rss_bytes(),
         notes=tuple(_notes(collection, found, model, base, options)),
     )
-    report = replace(report, gates=tuple(_check_gates(gates, report)))
+    if cuts:
+        report = _with_pruned(report, every, found.run if others is None else others.run, collection, measures, gates)
+    else:
+        overlap = None if against is None else against.overlap_at_10
+        figures = _figures(report.measures, report.model, overlap)
+        base_figures = None if against is None else _figures_of_base(against)
+        report = replace(report, gates=tuple(_check_gates(gates, figures, base_figures)))
     if run_path is not None:
         write_text(Path(run_path), _run_text(found.run, Path(model_path).stem), force=force)
         report = replace(report, run_path=str(run_path))
@@ -159,6 +184,7 @@ def check_evaluation(
         if measure.params.get("cutoff", 0) > options.depth:
             raise InputError(f"{name} is not known of the {options.depth} best documents", "pass a larger --depth")
     gates = _parse_gates(options, measures)
+    parse_cuts(options.prune)
     if model_path is not None:  # before a dataset is fetched
         ModelFile.open(Path(model_path))
     collection = open_collection(Path(data), options.split)
@@ -226,10 +252,64 @@ def _run_text(run: Run, name: str) -> str:
     )
 
 
-def _retrieve(system: System, collection: Collection) -> tuple[SearchResults, float]:
-    start = time.perf_counter()
-    found = system.retrieve(collection)
-    return found, time.perf_counter() - start
+def _retrieve_each(system: System, collection: Collection, cuts: Sequence[Cut]) -> dict[Cut, SearchResults]:
+    """Search with the vectors as they are, and as each of `cuts` makes them smaller.
+
+    Raises:
+        InputError: they are not for these vectors, or the system has none.
+    """
+    if not cuts:
+        return {Cut(): system.retrieve(collection)}
+    if not isinstance(system, VectorSystem):
+        raise InputError(f"--prune is for encoders, and {system.name} is a model of the kind {system.kind}")
+    for cut in cuts:
+        system.require(cut)
+    every = [Cut(), *cuts]
+    return dict(zip(every, system.retrieve_each(collection, every), strict=True))
+
+
+def _with_pruned(
+    report: EvaluationReport,
+    found: Mapping[Cut, SearchResults],
+    compared: Run,
+    collection: Collection,
+    measures: Mapping[str, Any],
+    gates: Sequence[Gate],
+) -> EvaluationReport:
+    """Measure what was found with smaller vectors, and choose the smallest index for which no gate is met.
+
+    Gates compare with the base, which found `compared`, or else with the vectors as they are. If each index meets one,
+    all these gates count.
+    """
+    whole = compute(measures, collection.judgements, found[Cut()].run)
+    base = _figures(report.measures, report.model, 1.0, found[Cut()].sizes)
+    if report.against is not None:
+        base = _figures_of_base(report.against)
+    results = []
+    for cut, one in found.items():
+        assert one.sizes is not None  # noqa: S101  of vectors
+        values = compute(measures, collection.judgements, one.run)
+        result = PrunedResult(
+            prune=cut.name,
+            sizes=one.sizes,
+            measures={name: mean_of(values[name]) for name in measures},
+            changes={} if cut == Cut() else {name: difference_of(values[name], whole[name]) for name in measures},
+        )
+        if result.changes:
+            overlap = _overlap(collection, one.run, compared)
+            figures = _figures(result.measures, replace(report.model, terms=one.terms), overlap, one.sizes)
+            result = replace(result, gates=tuple(_check_gates(gates, figures, base)))
+        results.append(result)
+    passing = [one for one in results if one.gates and not any(gate.met for gate in one.gates)]
+    chosen = min(passing, key=lambda one: one.sizes.index_bytes, default=None)
+    pruned = tuple(replace(one, chosen=one is chosen) for one in results)
+    checks = [
+        replace(gate, text=f"{one.prune}: {gate.text}")
+        for one in pruned
+        for gate in one.gates
+        if one.chosen or (chosen is None and gate.met)
+    ]
+    return replace(report, pruned=pruned, gates=tuple(checks))
 
 
 def _time_queries(systems: Sequence[System], collection: Collection) -> dict[str, float | None]:
@@ -266,19 +346,23 @@ def _compare(
     collection: Collection, found: SearchResults, values: PerQuery, base: SearchResults, base_values: PerQuery
 ) -> Comparison:
     tell("comparing")
-    overlaps, num_equal = [], 0
-    for query in collection.queries:
-        ours, theirs = found.run.get(query, {}), base.run.get(query, {})
-        top, base_top = list(ours)[:_TOP], list(theirs)[:_TOP]
-        overlaps.append(len({*top} & {*base_top}) / max(1, len(base_top)) if base_top or not top else 0.0)
-        num_equal += _is_equal(ours, theirs)
+    num_equal = sum(_is_equal(found.run.get(query, {}), base.run.get(query, {})) for query in collection.queries)
     return Comparison(
         base=SystemReport("", "", "", None, None, 0.0),
         measures={name: difference_of(values[name], base_values[name]) for name in values},
-        overlap_at_10=float(np.mean(overlaps)),
+        overlap_at_10=_overlap(collection, found.run, base.run),
         num_equal_top_10=num_equal,
         lost=(),
     )
+
+
+def _overlap(collection: Collection, run: Run, base: Run) -> float:
+    """Return the average fraction of the base's top ten documents that are also in the other's."""
+    overlaps = []
+    for query in collection.queries:
+        top, base_top = list(run.get(query, {}))[:_TOP], list(base.get(query, {}))[:_TOP]
+        overlaps.append(len({*top} & {*base_top}) / max(1, len(base_top)) if base_top or not top else 0.0)
+    return float(np.mean(overlaps))
 
 
 def _is_equal(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:
@@ -353,17 +437,19 @@ def _parse_gates(options: EvaluateOptions, measures: Mapping[str, object]) -> li
     Raises:
         GateError: one is malformed, names what is not measured, or is relative and there is no base.
     """
-    known = {name.casefold(): name for name in (*measures, _OVERLAP, *_OF_SYSTEMS)}
+    has_base = options.against is not None or bool(options.prune)
+    names = (*measures, _OVERLAP, *_OF_SYSTEMS, *([_INDEX] if options.prune else []))
+    known = {name.casefold(): name for name in names}
     gates = []
     for expression in options.fail_if:
         gate = parse_gate(expression)
-        if gate.sign and options.against is None:
+        if gate.sign and not has_base:
             raise GateError(
                 f"the gate {expression!r} is relative, and there is no base",
                 "pass --against, or write the threshold without a sign",
             )
         name = known.get(gate.figure.casefold())
-        if name is None or (name == _OVERLAP and options.against is None):
+        if name is None or (name == _OVERLAP and not has_base):
             raise GateError(
                 f"nothing called {gate.figure!r} is measured (gate {expression!r})",
                 f"there are {', '.join(known.values())}; name others with --measure, and {_OVERLAP} needs --against",
@@ -391,19 +477,26 @@ def _require_figures(gates: Sequence[Gate], measures: Iterable[str], model: Syst
         report = SystemReport(system.name, system.kind, "", system.size_bytes, query_ms, 0.0, terms)
         return {**dict.fromkeys((*measures, _OVERLAP), 0.0), **_figures_of(report)}
 
-    check_gates(gates, expected(model), None if base is None else expected(base))
+    check_gates(gates, expected(model), expected(base or model))
 
 
-def _check_gates(gates: Sequence[Gate], report: EvaluationReport) -> list[GateCheck]:
-    figures: dict[str, object] = {name: measure.mean for name, measure in report.measures.items()}
-    figures |= _figures_of(report.model)
-    base: dict[str, object] | None = None
-    if report.against is not None:
-        figures[_OVERLAP] = report.against.overlap_at_10
-        base = {name: difference.base for name, difference in report.against.measures.items()}
-        base |= _figures_of(report.against.base) | {_OVERLAP: 1.0}
-    results = check_gates(gates, figures, base)  # type: ignore[arg-type]  # JSON, as far as it goes
-    return [GateCheck(result.gate.expression, result.met, str(result)) for result in results]
+def _figures(
+    measures: Mapping[str, Measure], system: SystemReport, overlap: float | None, sizes: Sizes | None = None
+) -> dict[str, Json]:
+    """Return the figures of a system that gates may name."""
+    figures: dict[str, Json] = {name: measure.mean for name, measure in measures.items()}
+    figures |= {_OVERLAP: overlap} if overlap is not None else {}
+    return figures | _figures_of(system) | ({} if sizes is None else {_INDEX: sizes.index_bytes})
+
+
+def _figures_of_base(against: Comparison) -> dict[str, Json]:
+    figures: dict[str, Json] = {name: difference.base for name, difference in against.measures.items()}
+    return figures | _figures_of(against.base) | {_OVERLAP: 1.0}
+
+
+def _check_gates(gates: Sequence[Gate], figures: dict[str, Json], base: dict[str, Json] | None) -> Iterator[GateCheck]:
+    for result in check_gates(gates, figures, base):
+        yield GateCheck(result.gate.expression, result.met, str(result))
 
 
 def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOptions) -> Judge:

@@ -5,7 +5,7 @@ Shape letters: Q queries, D documents of a block, or their passages, H numbers o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,31 +25,44 @@ _VECTORS_AT_A_TIME = 4096
 _DIFFERENCES = 1 << 24  # float64 in memory at once, for distances that are not products
 
 
-def search(
-    query_ids: Sequence[str], queries: Any, shards: Iterable[Shard], *, similarity: str, depth: int
-) -> tuple[Run, list[str]]:
-    """Return the `depth` best documents of each query, and the ids of all documents.
+def require_different(ids: Sequence[str]) -> None:
+    """Refuse ids of documents of which one occurs twice.
+
+    Raises:
+        InputError: one does.
+    """
+    if same := len(ids) - len({*ids}):
+        raise InputError(f"{same} documents have the id of another one", "give each its own")
+
+
+class Search:
+    """A search for the `depth` best documents of each query, to which documents are added a shard at a time.
 
     Scores that are products are computed in float64 and rounded to float32, so that equal vectors have equal scores.
     Among equal scores, the last id in sort order comes first, as in trec_eval. A sparse document that shares no terms
     with a query is not a result. A document read as passages has the score of its best passage (MaxP; Dai and Callan,
     2019, arXiv:1905.09217).
-
-    Args:
-        query_ids: Q names.
-        queries: float [Q, H], SparseVectors or TokenVectors of Q texts.
-        shards: the documents, with vectors of the same kind.
-        similarity: `cosine`, `dot`, `euclidean` or `manhattan`; of token vectors `maxsim` or `meanmaxsim`.
-        depth: number of documents kept per query.
-
-    Raises:
-        InputError: vectors of queries and documents have different sizes, or a document occurs twice.
     """
-    compare = _Comparison(queries, similarity)
-    best = [Best(depth) for _ in query_ids]
-    ids: list[str] = []
-    known: set[str] = set()
-    for shard in shards:
+
+    def __init__(self, query_ids: Sequence[str], queries: Any, *, similarity: str, depth: int) -> None:
+        """Prepare the queries.
+
+        Args:
+            query_ids: Q names.
+            queries: float [Q, H], SparseVectors or TokenVectors of Q texts.
+            similarity: `cosine`, `dot`, `euclidean` or `manhattan`; of token vectors `maxsim` or `meanmaxsim`.
+            depth: number of documents kept per query.
+        """
+        self._query_ids = query_ids
+        self._compare = _Comparison(queries, similarity)
+        self._best = [Best(depth) for _ in query_ids]
+
+    def add(self, shard: Shard) -> None:
+        """Compare further documents with all queries.
+
+        Raises:
+            InputError: their vectors have another size than those of the queries.
+        """
         starts = np.arange(len(shard.ids)) if shard.starts is None else shard.starts
         ends = np.append(starts[1:], len(shard.vectors))
         first = 0
@@ -57,17 +70,16 @@ def search(
             begin = starts[first]
             last = max(first + 1, int(np.searchsorted(ends, begin + _VECTORS_AT_A_TIME, side="right")))
             names = shard.ids[first:last]
-            scores = compare.scores(shard.vectors, begin, ends[last - 1])
+            scores = self._compare.scores(shard.vectors, begin, ends[last - 1])
             if shard.starts is not None:
                 scores = np.maximum.reduceat(scores, starts[first:last] - begin, axis=1)
             first = last
-            for row, own in zip(scores, best, strict=True):
+            for row, own in zip(scores, self._best, strict=True):
                 own.add(row, names)
-        ids += shard.ids
-        known.update(shard.ids)
-    if len(known) < len(ids):
-        raise InputError(f"{len(ids) - len(known)} documents have the id of another one", "give each its own")
-    return {name: own.ordered() for name, own in zip(query_ids, best, strict=True)}, ids
+
+    def found(self) -> Run:
+        """Return the best documents of each query so far."""
+        return {name: own.ordered() for name, own in zip(self._query_ids, self._best, strict=True)}
 
 
 class Best:

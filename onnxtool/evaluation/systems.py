@@ -38,8 +38,9 @@ from onnxtool.evaluation.options import (
     SPARSE,
     EvaluateOptions,
 )
-from onnxtool.evaluation.report import Terms
-from onnxtool.evaluation.search import Best, Run, search
+from onnxtool.evaluation.pruning import Cut, PrunedSearch
+from onnxtool.evaluation.report import Sizes, Terms
+from onnxtool.evaluation.search import Best, Run, require_different
 from onnxtool.infer.chats import LongTexts
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import VectorHead
@@ -66,6 +67,7 @@ class SearchResults:
         left_out: queries in `own` whose rankings do not contain that document.
         rejects: lines of the corpus that are not documents, by reason.
         terms: sparsity of the vectors; None if they are not sparse.
+        sizes: how large the vectors are; None without vectors.
     """
 
     run: Run
@@ -75,6 +77,7 @@ class SearchResults:
     left_out: frozenset[str]
     rejects: dict[str, int]
     terms: Terms | None = None
+    sizes: Sizes | None = None
 
 
 class System(ABC):
@@ -125,6 +128,18 @@ class VectorSystem(System):
 
     def retrieve(self, collection: Collection) -> SearchResults:
         """Encode the documents, then the queries, and search."""
+        return self.retrieve_each(collection, [Cut()])[0]
+
+    def require(self, cut: Cut) -> None:
+        """Refuse to make vectors smaller by rules that are not for them.
+
+        Raises:
+            InputError: one is not.
+        """
+        raise InputError(f"--prune {cut.name} is for an ONNX file of a sparse or late-interaction encoder")
+
+    def retrieve_each(self, collection: Collection, cuts: Sequence[Cut]) -> list[SearchResults]:
+        """Encode once, and search with the vectors as each of `cuts` makes them smaller."""
         rejects: Counter[str] = Counter()
         shards = self.shards(collection, rejects)
         first = next(shards, None)  # encodes all of them, if that is done at once
@@ -135,20 +150,21 @@ class VectorSystem(System):
             parts.append(self.encode_queries(texts[start : start + _TEXTS_AT_A_TIME]))
         tell("searching")
         queries = concatenated(parts)
-        num_weights = num_vectors = 0
-
-        def counted() -> Iterator[Shard]:
-            nonlocal num_weights, num_vectors
-            for shard in () if first is None else chain([first], shards):
-                num_weights += len(shard.vectors.weights) if isinstance(shard.vectors, SparseVectors) else 0
-                num_vectors += len(shard.vectors)
-                yield shard
-
+        names, ids = list(collection.queries), list[str]()
         depth = self._options.depth + 1  # one extra, because the document with the query's own id may be dropped
-        run, ids = search(list(collection.queries), queries, counted(), similarity=self.similarity, depth=depth)
-        found = _found(collection, self._options, run, ids, rejects)
-        is_sparse = isinstance(queries, SparseVectors) and ids
-        return replace(found, terms=_terms(queries, num_weights, num_vectors)) if is_sparse else found
+        searches = [PrunedSearch(cut, names, queries, similarity=self.similarity, depth=depth) for cut in cuts]
+        for shard in () if first is None else chain([first], shards):
+            for one in searches:
+                one.add(shard)
+            ids += shard.ids
+        require_different(ids)
+        results = []
+        for one in searches:
+            found = _found(collection, self._options, one.found(), ids, rejects)
+            if isinstance(queries, SparseVectors) and ids:
+                found = replace(found, terms=_terms(queries, one.sizes))
+            results.append(replace(found, sizes=one.sizes))
+        return results
 
 
 class Reranking(System):
@@ -302,10 +318,9 @@ def _ordered(documents: Mapping[str, float]) -> dict[str, float]:
     return dict(sorted(documents.items(), key=lambda entry: (entry[1], entry[0]), reverse=True))
 
 
-def _terms(queries: SparseVectors, num_weights: int, num_vectors: int) -> Terms:
-    """Return the sparsity of Q queries, and of documents or passages with this many nonzero weights."""
-    per_document = num_weights / num_vectors
-    return Terms(len(queries.weights) / len(queries), per_document, 1 - per_document / len(queries.vocabulary))
+def _terms(queries: SparseVectors, sizes: Sizes) -> Terms:
+    """Return the sparsity of Q queries, and of documents or passages."""
+    return Terms(sizes.query_terms, sizes.document_terms, 1 - sizes.document_terms / len(queries.vocabulary))
 
 
 def _named(path: Path, options: EvaluateOptions) -> str:
@@ -329,6 +344,11 @@ class OnnxVectors(VectorSystem):
             *model.reading_notes,
             *([head.note] if isinstance(head, VectorHead) and head.note else ()),
         )
+
+    def require(self, cut: Cut) -> None:
+        """Refuse to make vectors smaller by rules that are not for them, or in a graph that does so itself."""
+        for model, rule in ((self._documents, cut.documents), (self._model, cut.queries)):
+            model.vector_head().pruning_for(None if rule is None else str(rule), None)
 
     def encode_queries(self, texts: Sequence[str]) -> Any:
         """Return vectors of texts, with the checkpoint's prompt and limit for queries."""

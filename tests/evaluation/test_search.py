@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from onnxtool.encoding.reading import Shard
 from onnxtool.errors import InputError
 from onnxtool.evaluation.options import COSINE, DOT, EUCLIDEAN, MANHATTAN, MAXSIM, MEANMAXSIM
-from onnxtool.evaluation.search import search
+from onnxtool.evaluation.search import Run, Search, require_different
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 
 Q, D, H = 7, 60, 5
@@ -42,6 +42,15 @@ def shards(vectors: Any, size: int = 17) -> Iterator[Shard]:
         places = range(start, min(start + size, D))
         part = vectors[start : start + size] if isinstance(vectors, np.ndarray) else vectors.take(places)
         yield Shard([IDS[place] for place in places], part)
+
+
+def search(names: Sequence[str], queries: Any, given: Iterable[Shard], **how: Any) -> tuple[Run, list[str]]:
+    searching, ids = Search(names, queries, **how), list[str]()
+    for shard in given:
+        searching.add(shard)
+        ids += shard.ids
+    require_different(ids)
+    return searching.found(), ids
 
 
 def loop(queries: Any, documents: Any, compare: Callable[[Any, Any], float]) -> dict[str, list[tuple[str, float]]]:
