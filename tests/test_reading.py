@@ -252,6 +252,7 @@ ELSEWHERE = {
     },
     "made by this process or its child, or by a library for it": {
         "checkpoint/tokenizer_trial.py": {"json.loads"},
+        "checkpoint/vocabulary.py": {"json.loads"},
         "export/targets/opensearch.py": {"open"},
         "guarded.py": {"json.loads", "read_text"},
         "optimize/attention/slices.py": {"InferenceSession"},
