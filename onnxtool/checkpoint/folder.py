@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -24,9 +25,9 @@ from onnxtool.checkpoint.sentence_modules import (
 )
 from onnxtool.errors import CheckpointError, InputError, first_line
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import FILES_KEY, PADDING_KEY, ROUTE_KEY, TOKENIZER_KEY
+from onnxtool.model_file.metadata import FILES_KEY, PADDING_KEY, ROUTE_KEY, TOKENIZER_KEY, VOCABULARY_KEY
 from onnxtool.options import StrPath
-from onnxtool.reading import note_input, require_inside
+from onnxtool.reading import note_input, read_bytes, require_inside
 from onnxtool.reports import short_repr
 
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<rest>.*)", re.IGNORECASE)
@@ -133,7 +134,7 @@ COPY_LINKED = "if you trust it, replace the link by a copy of the file"
 
 # Files fetched from the hub: everything that determines how texts are read and outputs interpreted.
 _LOGGER = logging.getLogger(__name__)
-_HUB_PATTERNS = (
+SMALL_FILES = (
     TOKENIZER_NAME,
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -286,20 +287,33 @@ def find_checkpoint_folder(
     embedded = model.embedded_tokenizer or ""
     if model_name is not None:
         named = _named_folder(model, os.fspath(model_name), needs)
+        if not _is_own(named, model):
+            raise InputError(
+                f"the vocabulary of {model.path} was cut, and {TOKENIZER_NAME} in {model_name} is not the one that was "
+                "written with it: its ids stand for other tokens",
+                "leave --model_name out, or pass the folder that onnxtool optimize --vocabulary wrote",
+            )
         return replace(named, tokenizer_sha256=sha256, padding=padding, embedded=embedded)
     tried = list(dict.fromkeys(_candidates(model, model.path)))
     if model.path.is_symlink():  # a model in a cache or store has its files next to the target, or next to the link
         tried = list(dict.fromkeys((*tried, *_candidates(model, model.path.resolve()))))
     for path in tried:
         folder = CheckpointFolder(path, tokenizer_sha256=sha256, padding=padding, embedded=embedded)
-        if any(folder.locate(name) for name in needs):
+        if any(folder.locate(name) for name in needs) and _is_own(folder, model):
             return folder
     if embedded:
         return CheckpointFolder(model.path.with_suffix(""), padding=padding, embedded=embedded)
+    which = " that was written with its vocabulary" if VOCABULARY_KEY in model.metadata else ""
     raise InputError(
-        f"no {' or '.join(needs)} for {model.path}; looked in {', '.join(str(path) for path in tried)}",
+        f"no {' or '.join(needs)}{which} for {model.path}; looked in {', '.join(str(path) for path in tried)}",
         "pass --model_name with the checkpoint's folder or its id on the hub",
     )
+
+
+def _is_own(folder: CheckpointFolder, model: ModelFile) -> bool:
+    """Return whether a folder has the tokenizer of a file whose vocabulary was cut; true for other files."""
+    digest, path = model.metadata.get(VOCABULARY_KEY), folder.locate(TOKENIZER_NAME)
+    return digest is None or (path is not None and hashlib.sha256(read_bytes(path)).hexdigest() == digest)
 
 
 def _candidates(model: ModelFile, path: Path) -> Iterator[Path]:
@@ -347,7 +361,7 @@ def _fetch(model_name: str, revision: str | None) -> Path:
     _LOGGER.info("fetching %s from the hub or its cache", model_name)
     try:
         with quiet_hub():
-            return Path(snapshot_download(model_name, revision=revision, allow_patterns=_HUB_PATTERNS))
+            return Path(snapshot_download(model_name, revision=revision, allow_patterns=SMALL_FILES))
     except (OSError, ValueError) as error:  # base classes of all of huggingface_hub's user-facing errors
         reason = first_line(error)
         raise InputError(

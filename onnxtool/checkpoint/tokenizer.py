@@ -48,6 +48,9 @@ class TextTokenizer:
 
     The truncation and padding settings in tokenizer.json are replaced: in many checkpoints they are left over from the
     last training run (all-MiniLM-L6-v2: pad everything to 128) and do not describe the model.
+
+    Attributes:
+        rules: the tokenizer.json, as transformers reads it.
     """
 
     def __init__(self, folder: CheckpointFolder, effective: EffectiveTokenizer | None = None) -> None:
@@ -69,6 +72,7 @@ class TextTokenizer:
         except (OSError, UnicodeDecodeError) as error:
             raise self._unreadable(first_line(error)) from error
         content = stored if effective is None or effective.content is None else effective.content
+        self.rules = content
         self._is_plain = require_harmless(content, self._unreadable)
         with tokenizer_errors(self._unreadable):
             self._tokenizer = Tokenizer.from_str(content)

@@ -15,7 +15,16 @@ from onnxtool.cli.stats import summary_blocks
 from onnxtool.cli.streams import say
 from onnxtool.cli.verify import size_blocks, verdict, verification_blocks
 from onnxtool.optimize.options import OptimizeOptions
-from onnxtool.optimize.report import Candidate, FusionCount, KeptNode, OptimizeReport, Quantization, Ranking, Speed
+from onnxtool.optimize.report import (
+    Candidate,
+    FusionCount,
+    KeptNode,
+    OptimizeReport,
+    Quantization,
+    Ranking,
+    Speed,
+    VocabularyCut,
+)
 
 
 @click.command(
@@ -115,6 +124,7 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
         Table(("pass", "changes", "time"), rows, frozenset({"changes", "time"})),
         *(Note(f"{result.name}: {result.note}") for result in report.passes if result.note),
         *(_unfused(count) for count in report.fusions if count.expected is not None and count.found < count.expected),
+        *_vocabulary(report.vocabulary),
         *_elsewhere(report),
         *map(Note, report.notes),
         *_candidates(report.candidates),
@@ -198,6 +208,32 @@ def _kept(nodes: Sequence[KeptNode]) -> list[Block]:
     """List the nodes that --keep_float32 keeps."""
     rows = [(one.name, one.operator, ", ".join(one.patterns)) for one in nodes]
     return [Heading("Kept in float32 by name"), Table(("node", "operator", "pattern"), rows)] if rows else []
+
+
+def _vocabulary(cut: VocabularyCut | None) -> list[Block]:
+    """Describe what is left of the vocabulary, and what the texts say about it."""
+    if cut is None:
+        return []
+    gone = cut.weight_bytes_before - cut.weight_bytes
+    facts = [
+        ("Rows", f"{cut.rows_before:,} -> {cut.rows:,}"),
+        ("Weights", f"{cut.weight_bytes_before:,} -> {cut.weight_bytes:,} bytes, {gone:,} fewer as predicted"),
+        ("File before optimization", f"{cut.size_bytes_before:,} -> {cut.size_bytes:,} bytes"),
+    ]
+    if cut.num_run:
+        others = f", others within {cut.largest_difference:.2g}" if cut.num_equal < cut.num_run else ""
+        facts.append(("Outputs", f"{cut.num_equal:,} of {cut.num_run:,} texts equal the input's bit by bit{others}"))
+    if cut.num_held_out:
+        share = (
+            f"{cut.num_changed:,} of {cut.num_held_out:,} ({cut.num_changed / cut.num_held_out:.1%}) get other tokens"
+        )
+        if cut.cosine_mean is not None:
+            share += f", cosine {cut.cosine_mean:.4f} on average, {cut.cosine_min:.4f} at least"
+        facts.append(("Held-out texts", share))
+    if cut.terms is not None:
+        before, after = cut.terms
+        facts.append(("Terms of a text", f"{before:.1f} -> {after:.1f}, {cut.weight_lost:.1%} of the weight is lost"))
+    return [Heading("Vocabulary"), Facts(facts), *map(Note, cut.notes)]
 
 
 def _ranking(ranking: Ranking | None) -> list[tuple[str, str]]:

@@ -30,6 +30,7 @@ VERIFIED_LENGTH_KEY = "onnxtool.verified_length"  # longest input compared with 
 INPUTS_KEY = "onnxtool.input_recipes"  # the content of each input, and the sizes that were verified
 WEIGHTS_KEY = "onnxtool.weights_sha256"  # digest of the checkpoint: files that belong together share it
 TOKENIZER_KEY = "onnxtool.tokenizer_sha256"  # digest of a tokenizer.json that tokenizes as transformers does
+VOCABULARY_KEY = "onnxtool.vocabulary_sha256"  # digest of the tokenizer.json of a file whose vocabulary was cut
 # The side on which texts are padded; NO_PADDING if texts of different lengths must not share a batch.
 PADDING_KEY = "onnxtool.padding"
 NO_PADDING = "none"

@@ -9,6 +9,7 @@ from typing import Annotated
 from onnxtool.checkpoint.vector_types import PruneInGraph
 from onnxtool.errors import OptionError
 from onnxtool.options import NOTHING, UNSET, Force, ManyTexts, Option, OptionalPath, PathField
+from onnxtool.reading import STDIN
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, InputShapes, SampleInputs
 from onnxtool.runtime.providers import (
     AUTO,
@@ -73,6 +74,7 @@ class OptimizeOptions(ProviderOptions):
             stay in higher precision until it holds on the texts of `calibration`; None for 0.01.
         calibration: texts for int8, int4 and auto, one per line or JSON Lines with `contents`; None for onnxtool's own.
         prune: a rule of `parse_pruning` by which the graph leaves out terms; None for none.
+        vocabulary: texts, or a JSON list of tokens, to cut the vocabulary to; None for the whole vocabulary.
         sizes: sizes of batch and sequence such as `8x128`, with commas between them, or `NAME=VALUE,...`: one for an
             output of that size, several for a file of each beside it.
         compiled: let the provider compile the output, or each file of `sizes`.
@@ -174,6 +176,15 @@ class OptimizeOptions(ProviderOptions):
         ),
     ] = UNSET
     prune: PruneInGraph = None
+    vocabulary: Annotated[
+        OptionalPath,
+        Option(
+            "Cut the vocabulary to the tokens of these texts: a file as for infer --input, a test collection's folder, "
+            "or a JSON list of tokens. The cut tokenizer goes to a folder beside the output.",
+            metavar="TEXTS",
+            default="the whole vocabulary",
+        ),
+    ] = UNSET
     sizes: FixedTo = NOTHING
     compiled: Annotated[
         bool,
@@ -229,6 +240,8 @@ class OptimizeOptions(ProviderOptions):
                 f"--max_error of {precision} is checked by the comparison with the input, which --no_verify leaves out",
                 "leave one of them out",
             )
+        if self.vocabulary == STDIN:
+            raise OptionError("--vocabulary is read twice, and standard input is read once", "pass a file")
         if self.calibration is not None and precision not in (*QUANTIZED, "auto"):
             raise OptionError(
                 f"--calibration is for int8, int4 and auto, and the precision is {precision}", "pass --precision int8"

@@ -188,6 +188,44 @@ class Speed:
 
 @short_repr
 @dataclass(frozen=True)
+class VocabularyCut:
+    """The result of `vocabulary`: what is left of a model and its tokenizer, compared with the input.
+
+    Attributes:
+        rows: rows of the vocabulary, formerly `rows_before`.
+        weight_bytes: bytes of the weights that were cut, which fall by exactly those of the rows.
+        size_bytes: bytes of the file before passes and conversions.
+        num_texts: texts read with both tokenizers; the ids of those whose tokens are kept map one to one.
+        num_run: texts run with both files, of which the outputs of `num_equal` are equal bit by bit.
+        largest_difference: of any output element of these.
+        num_held_out: texts read with the tokens of the other texts alone; `num_changed` of them are split otherwise.
+        cosine_mean: of the vectors of changed texts, before and after, for at most 64; None without vectors or changes.
+        weight_lost: fraction of a sparse encoder's weight that was on dropped terms; None for other models.
+        terms: its nonzero terms per text, before and after; None for other models.
+        notes: ids in the checkpoint's settings that no token has.
+    """
+
+    rows_before: int
+    rows: int
+    weight_bytes_before: int
+    weight_bytes: int
+    size_bytes_before: int
+    size_bytes: int
+    num_texts: int = 0
+    num_run: int = 0
+    num_equal: int = 0
+    largest_difference: float | None = None
+    num_held_out: int = 0
+    num_changed: int = 0
+    cosine_mean: float | None = None
+    cosine_min: float | None = None
+    weight_lost: float | None = None
+    terms: tuple[float, float] | None = None
+    notes: tuple[str, ...] = ()
+
+
+@short_repr
+@dataclass(frozen=True)
 class OptimizeReport:
     """The result of `optimize`.
 
@@ -200,6 +238,7 @@ class OptimizeReport:
         speed: None if not measured; `not_timed` says why, and is empty if not requested.
         notes: notes for the user on the provider.
         sizes: the files of fixed sizes.
+        vocabulary: None if the vocabulary is whole.
     """
 
     output: str
@@ -219,6 +258,7 @@ class OptimizeReport:
     notes: tuple[str, ...] = ()
     kept_float32: tuple[KeptNode, ...] = ()
     sizes: tuple[SizeResult, ...] = ()
+    vocabulary: VocabularyCut | None = None
 
     @property
     def num_kept(self) -> Mapping[str, int]:

@@ -101,6 +101,8 @@ def optimize_model(options: OptimizeOptions, *, judge: Judge | None = None) -> O
             f"candidates are judged for the precision auto, and it is {options.precision}",
             "pass --precision auto, or evaluate the result",
         )
+    if judge is not None and options.vocabulary is not None:
+        raise PassError("candidates are judged with the whole vocabulary", "cut it first, and optimize the cut file")
     return _optimize(options, judge)
 
 
@@ -119,6 +121,10 @@ def plan_optimization(options: OptimizeOptions) -> WritePlan:
     files = [*set_files(output, options.sizes), output]
     if len(files) > 1:
         files.append(output.with_name(f"{output.name}.data"))
+    if options.vocabulary is not None:
+        from onnxtool.optimize.vocabulary import Cut
+
+        files += Cut(source, options.vocabulary, output, output.with_suffix("")).planned()
     says = options.compiled or source.size_bytes > MAX_INLINE_BYTES
     return WritePlan("optimize", planned_files(files), notes if says else ())
 
@@ -158,6 +164,10 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     stopwatch = Stopwatch()
     tell(f"loading {options.model_path}")
     source, output = _checked(options)
+    if options.vocabulary is not None:
+        from onnxtool.optimize.vocabulary import optimize_cut
+
+        return optimize_cut(source, output, options, lambda inner: _optimize(inner, None))
     if source.text_input is not None:
         from onnxtool.optimize.text_input import optimize_behind
 

@@ -14,7 +14,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from onnxtool.checkpoint.folder import (
-    _HUB_PATTERNS,
+    SMALL_FILES,
     CheckpointFolder,
     Snapshot,
     find_checkpoint_folder,
@@ -175,7 +175,7 @@ def test_a_route_alone_needs_no_router(tmp_path: Path) -> None:
 )
 def test_of_an_id_the_files_of_modules_are_fetched_too(name: str, wanted: bool) -> None:
     """By the hub's own filter of names; no weights of a transformer."""
-    assert list(filter_repo_objects([name], allow_patterns=_HUB_PATTERNS)) == [name] * wanted
+    assert list(filter_repo_objects([name], allow_patterns=SMALL_FILES)) == [name] * wanted
 
 
 def test_a_hub_id_fetches_the_small_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

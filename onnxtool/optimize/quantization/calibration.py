@@ -29,7 +29,7 @@ OWN_TEXTS = Path(__file__).with_name("calibration_texts.jsonl")
 
 _BATCH_SIZE = 8
 _MOST_TEXTS = 256  # more hardly change the figures
-_MOST_TOKENS = Limit(128, "calibration")
+MOST_TOKENS = Limit(128, "calibration")
 _LONGEST_RANDOM = 64
 _OF_PAIRS = (RANKING, "text-classification")  # chat templates of these have a query and a document
 
@@ -78,7 +78,7 @@ def make_calibration(path: Path, texts_path: Path | None = None, given: GivenInp
     return Calibration(tuple(_text_feeds(model, folder, used)), len(used), note)
 
 
-def text_feeds_of(model: ModelFile, texts: Sequence[str]) -> tuple[Feeds, ...]:
+def text_feeds_of(model: ModelFile, texts: Sequence[Text]) -> tuple[Feeds, ...]:
     """Return inputs for `texts`, in batches of similar lengths.
 
     Raises:
@@ -103,18 +103,18 @@ def _random_calibration(model: ModelFile, reason: str, given: GivenInputs) -> Ca
     return Calibration(feeds, 0, f"calibrated on random inputs, which says little of real ones: {reason}")
 
 
-def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]) -> Iterator[Feeds]:
+def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[Text]) -> Iterator[Feeds]:
     # Imported here, because a model without texts needs no tokenizer.
     from onnxtool.runtime.tokens import open_tokenizer
 
     tokenizer = open_tokenizer(folder)
     limit = text_limit(model, folder, "sentence-similarity")
-    limit = _MOST_TOKENS if limit is None else min(_MOST_TOKENS, limit)
+    limit = MOST_TOKENS if limit is None else min(MOST_TOKENS, limit)
     tokenizer.require_room(limit)
     batch_size, sequence_length = fixed_shape(model)
     may_pad = any(is_mask(info) for info in model.structure.inputs) or sequence_length is not None
     size = batch_size or (_BATCH_SIZE if may_pad else 1)
-    written, options = _as_chats(model, folder, texts)
+    written, options = as_chats(model, folder, texts)
     encoded = sorted((text for text in tokenizer.encode(written, limit, options) if len(text)), key=len)
     bound = index_bounds(model).get("input_ids")
     for start in range(0, len(encoded), size):
@@ -129,11 +129,27 @@ def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]
         yield text_feeds(model, arrays)
 
 
-def _as_chats(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]) -> tuple[Sequence[Text], ReadOptions]:
-    """Apply the checkpoint's chat template, if any, to texts; the query of a document is the text before it."""
+def as_chats(
+    model: ModelFile, folder: CheckpointFolder, texts: Sequence[Text], prompt: str = ""
+) -> tuple[Sequence[Text], ReadOptions]:
+    """Apply the checkpoint's chat template, if any, and a prompt; the query of a single document is the text before it.
+
+    Args:
+        model: the file.
+        folder: of its checkpoint.
+        texts: texts, and pairs of texts.
+        prompt: a text before each, or the system message.
+    """
     task = model.metadata.get(TASK_KEY, "")
     template = ChatTemplate.of(folder, folder.sentence_modules, task)
     if template is None:
-        return texts, PLAIN
-    items: Sequence[Text] = list(zip((texts[-1], *texts), texts, strict=False)) if task in _OF_PAIRS else texts
-    return template.render(items), ReadOptions(adds_special=False)
+        pairs = ((text,) if isinstance(text, str) else text for text in texts)
+        written = [(prompt + first, *rest) for first, *rest in pairs]
+        return [one[0] if len(one) == 1 else (one[0], one[1]) for one in written], PLAIN
+    before: Sequence[Text] = (texts[-1], *texts)
+    pairs_of = zip(before, texts, strict=False)
+    items = [
+        two if task not in _OF_PAIRS or not (isinstance(one, str) and isinstance(two, str)) else (one, two)
+        for one, two in pairs_of
+    ]
+    return template.render(items, prompt), ReadOptions(adds_special=False)
