@@ -41,6 +41,18 @@ class LoadedModel(TextModel):
     """A model that encodes and answers texts, created by `load`."""
 
     @checked
+    def with_adapter(self, name: AdapterName) -> LoadedModel:
+        """Return the model with another of its adapters, or the base for None; all share the memory of one session.
+
+        Raises:
+            InputError: the file has no adapter of this name.
+            ModelFileError: the adapter's file is not the one that was written with the model.
+            ProviderError: the model runs on a provider that takes no adapters.
+        """
+        base = ModelFile(self.session.model.path, self.session.model.structure)
+        return replace(self, session=self.session.running(base.with_adapter(name)))
+
+    @checked
     def answer(
         self,
         texts: str | TextInput | Iterable[Item],

@@ -208,10 +208,10 @@ class ModelFile:
         return self._stated(ADAPTERS_KEY, parse_adapters) or ()
 
     @checked
-    def with_adapter(self, name: str | None) -> ModelFile:
+    def with_adapter(self, name: str | None, beside: Path | None = None) -> ModelFile:
         """Return the model as it runs with the adapter of this name; for None, as it is.
 
-        The adapter's file is next to the graph, or next to what its path links to.
+        The adapter's file is next to the graph, or to the graph at `beside`, or next to what that path links to.
 
         Raises:
             InputError: it has no adapter of this name.
@@ -226,9 +226,10 @@ class ModelFile:
                 f"{self.path} has no adapter {name!r}; it has {known or 'none'}",
                 "pass one of these" if known else "export the checkpoint with --adapter",
             )
-        places = (self.path, self.path.resolve()) if self.path.is_symlink() else (self.path,)
-        path = next(filter(Path.is_file, (place.with_name(stated.file) for place in places)), None)
-        path = path or self.path.with_name(stated.file)
+        graph = beside or self.path
+        path = graph.with_name(stated.file)
+        if graph.is_symlink() and not path.is_file():
+            path = graph.resolve().with_name(stated.file)
         if not path.is_file() or digest_of_blocks(path) != stated.sha256:
             raise ModelFileError(
                 f"{path} is {'another file' if path.is_file() else 'missing'}: {self.path} was written with it, and "

@@ -13,8 +13,6 @@ from onnxtool.model_file.metadata import digest_of_blocks
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SUFFIX = ".onnx_adapter"
-
 
 class Adapter:
     """An adapter for the runs of a session, which onnxruntime maps from its file.
@@ -42,6 +40,11 @@ class Adapter:
 
         self._read = ort.AdapterFormat.read_adapter(str(self._path))  # owns the memory of the values
         return dict(self._read.get_parameters())
+
+
+def adapter_file(graph: Path, name: str) -> str:
+    """Return the name of the file of an adapter next to a graph."""
+    return f"{graph.stem}.{name}.onnx_adapter"
 
 
 def write_adapter(path: Path, arrays: Mapping[str, NDArray[Any]]) -> str:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.errors import InputError, SessionError, first_line
+from onnxtool.errors import InputError, ProviderError, SessionError, first_line
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import short_repr
 from onnxtool.runtime.adapters import Adapter
 from onnxtool.runtime.nesting import NESTED, flattened, is_part, nested
-from onnxtool.runtime.providers import CPU
+from onnxtool.runtime.providers import CPU, ExecutionProvider
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,6 +49,22 @@ class Session:
     elsewhere: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     adapter: Adapter | None = None
+
+    def running(self, model: ModelFile) -> Session:
+        """Return a session that shares this one's memory, of the same model with another adapter or without one.
+
+        Raises:
+            ModelFileError: onnxruntime cannot read the adapter.
+            ProviderError: adapters do not run there.
+        """
+        if model.adapter is None:
+            return replace(self, model=model, adapter=None)
+        if model.sizes or model.compiled is not None or not ExecutionProvider.parse(self.provider).row.is_reference:
+            raise ProviderError(
+                f"adapters run on cpu and cuda, from a graph of any size, and {model.path} runs on {self.provider}",
+                "pass --provider cpu, or export the adapter merged: onnxtool export --model_name ADAPTER",
+            )
+        return replace(self, model=model, adapter=Adapter(model.adapter))
 
     @property
     def on_device(self) -> bool:

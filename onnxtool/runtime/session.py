@@ -20,7 +20,6 @@ from onnxtool.model_file.weights import externalized
 from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_json
-from onnxtool.runtime.adapters import Adapter
 from onnxtool.runtime.comparison import failure, run_reference, verify
 from onnxtool.runtime.difference import TOLERANCES, Tolerance
 from onnxtool.runtime.input_cases import LONGEST_CASE, input_cases
@@ -154,12 +153,6 @@ def _open(path: ModelPath, provider: str | ExecutionProvider, settings: _Setting
     model = ModelFile.open(path)
     check_harmless(model)
     chosen, notes = find_provider(model, provider)
-    if model.adapter is not None and (not chosen.row.is_reference or model.sizes or model.compiled is not None):
-        raise ProviderError(
-            f"adapters run on the CPU or CUDA, from a graph of any size; {model.path} is to run on {chosen.place}"
-            + (", in files of fixed sizes" if model.sizes else ""),
-            "pass --provider cpu, or export the adapter merged: onnxtool export --model_name ADAPTER",
-        )
     if (compiled := model.compiled) is not None:
         from onnxtool.runtime.compiled import require_runs_here
 
@@ -198,8 +191,7 @@ def _open(path: ModelPath, provider: str | ExecutionProvider, settings: _Setting
         memory=chosen.memory,
         elsewhere=elsewhere,
         notes=notes,
-        adapter=None if model.adapter is None else Adapter(model.adapter),
-    )
+    ).running(model)
 
 
 def _session_options(model: ModelFile, chosen: ExecutionProvider, settings: _Settings) -> tuple[Any, str | bytes]:
