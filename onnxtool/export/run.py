@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
+from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder, path_parts
 from onnxtool.checkpoint.sentence_modules import ROUTER_NAME
 from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError, some
 from onnxtool.export.checkpoint import Checkpoint
@@ -76,7 +76,7 @@ from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_bytes
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
-from onnxtool.runtime.adapters import SUFFIX
+from onnxtool.runtime.adapters import adapter_file
 from onnxtool.runtime.providers import CPU, ExecutionProvider, find_library
 from onnxtool.runtime.recipes import InputStamp
 from onnxtool.runtime.sizes import SizeResult, read_sizes, set_files
@@ -225,6 +225,7 @@ def _plan_files(request: Request) -> WritePlan:
     graphs += set_files(paths.graph, options.sizes)
     if len(graphs) > 1 and options.sizes:
         graphs.append(paths.graph.with_name(f"{paths.graph.name}.data"))
+    graphs += [paths.graph.with_name(adapter_file(paths.graph, path_parts(name)[-1])) for name in options.adapters]
     graphs += [paths.graph.with_name(name) for precision in precisions for name in target.variants[precision]]
     graphs += [paths.files / CARD] if precisions else []
     names = dict.fromkeys((*SIDECAR_FILES, *(all_files() if source.is_local else ()), *module_files(source)))
@@ -282,8 +283,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
         tell(f"writing {paths.graph}")
         sizes = options.sizes
         adapters = [
-            one.write(staging.folder / f"{paths.graph.stem}.{one.name}{SUFFIX}", graph.graph)
-            for one in job.models.adapters
+            one.write(staging.folder / adapter_file(paths.graph, one.name), graph.graph) for one in job.models.adapters
         ]
         graph.metadata_props.update(adapters_entry(adapters) if adapters else {})
         written = [

@@ -146,7 +146,7 @@ def _read(source: Source, base: Any, model: Any) -> RuntimeAdapter:
         elif not is_first and name.removesuffix(f".lora_B.{key}.weight") in factors:
             continue
         else:
-            others.add(name)
+            others.add(plain)
     usual = vars(type(settings)())
     if unknown := sorted(
         name for name, value in vars(settings).items() if name not in _ACCOUNTED and value and value != usual[name]
