@@ -400,14 +400,15 @@ class _Run:
         reference = replace(self.reference, original=replace(self.reference.original, wanted=target))
         tolerance = _tolerance(self.options, precision, target, self.before)
         stored = None if storage is None else storage.stored
-        verification = Verifier(reference, steps, conversion.context, tolerance, stored).verify(result)
+        verifier = Verifier(reference, steps, conversion.context, tolerance, stored)
+        verification = verifier.verify(result)
         for one in self.source.adapters:
-            notes += (self._compare_adapter(one.name, result, tolerance, conversion, stored),)
+            notes += (self._compare_adapter(one.name, result, verifier, conversion, precision),)
         self.stopwatch.lap("verify")
         return verification, notes
 
     def _compare_adapter(
-        self, name: str, result: ModelFile, tolerance: Tolerance, conversion: Conversion, stored: Stored | None
+        self, name: str, result: ModelFile, verifier: Verifier, conversion: Conversion, precision: str
     ) -> str:
         """Compare the result with an adapter with the source with the same adapter; return the figures.
 
@@ -415,21 +416,22 @@ class _Run:
             VerificationError: an output differs.
             PassError: with the adapter, the error of a quantized result is above the bound.
         """
-        assert self.reference is not None  # noqa: S101  the base was compared
         tell(f"comparing the adapter {name}")
-        source, where = self.source.with_adapter(name), f"with the adapter {name}"
-        original = ModelFile.open(self.reference.original.path)
-        original, result = (ModelFile(one.path, one.structure, source.adapter) for one in (original, result))
-        found = replace(self.reference.original, source=source, path=original).run().compare(result, tolerance, stored)
+        original, where = verifier.reference.original, f"with the adapter {name}"
+        source, path, result = (
+            ModelFile.open(one).with_adapter(name, self.source.path) for one in (self.source, original.path, result)
+        )
+        reference = replace(original, source=source, path=path).run()
+        found = reference.compare(result, verifier.tolerance, verifier.stored)
         if not found.passed:
             error = failure(found, f"leave out --precision, or export it merged: --model_name {name}")
             error.message = f"{where}, {error.message}"
             raise error
-        figures = f"max_abs_error {found.max_abs_error:.3g}, cosine {found.cosine_min:.8f}"
-        if conversion.options.precision in QUANTIZED:
-            error_on_texts = _measured_error(result, source, self.options.target, conversion, where)
-            figures += f", 1 - cosine on the calibration texts {error_on_texts:.2g}"
-        return f"{where}: {figures}"
+        figures = f"{where}: max_abs_error {found.max_abs_error:.3g}, cosine {found.cosine_min:.8f}"
+        if precision not in QUANTIZED:
+            return figures
+        on_texts = _measured_error(result, source, _target_of(conversion, precision), conversion, where)
+        return f"{figures}, 1 - cosine on the calibration texts {on_texts:.2g}"
 
 
 def _target_of(conversion: Conversion, precision: str) -> ExecutionProvider:

@@ -12,6 +12,7 @@ import onnx_ir.passes.common as common
 from onnxtool.graph.edit import drop_unused, is_made_on_saving, is_weight, replace, tensor_of
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.runtime.quiet import quiet
 
 _LARGEST_CONSTANT = 1024  # elements
 
@@ -21,7 +22,8 @@ def _merge_nodes(model: ir.Model, _context: Context) -> Outcome:
     before = _size(model.graph)
     common.RemoveUnusedNodesPass()(model)
     # Exporters repeat a constant for each of its readers.
-    common.DeduplicateInitializersPass(size_limit=_LARGEST_CONSTANT)(model)
+    with quiet():  # it logs each initializer that is an input, such as those for adapters, as left alone
+        common.DeduplicateInitializersPass(size_limit=_LARGEST_CONSTANT)(model)
     common.CommonSubexpressionEliminationPass()(model)
     return Outcome(model, before - _size(model.graph))
 
