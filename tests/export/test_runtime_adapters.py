@@ -150,6 +150,17 @@ def test_bound_runs_use_the_adapter(bert: tuple[Path, Path, Path, Path]) -> None
     assert abs(open_session(bert[3], provider="cpu").run(feeds)[session.output_names[0]] - expected).max() > 0.1
 
 
+def test_adapters_share_the_memory_of_one_session(bert: tuple[Path, Path, Path, Path]) -> None:
+    """Each gives what a model loaded with it gives, and the base comes back."""
+    base = load(bert[3], provider="cpu")
+    for name in ("legal", "medical", None):
+        model = base.with_adapter(name)
+        expected: Any = load(bert[3], adapter=name, provider="cpu").encode(TEXTS)
+        np.testing.assert_array_equal(model.encode(TEXTS), expected)
+        np.testing.assert_array_equal(model.with_adapter(None).encode(TEXTS), base.encode(TEXTS))
+        assert model.session._inference is base.session._inference
+
+
 def test_a_changed_adapter_is_refused(bert: tuple[Path, Path, Path, Path], tmp_path: Path) -> None:
     """As is a missing one; the base runs without them."""
     for path in bert[3].parent.glob("m.*"):
