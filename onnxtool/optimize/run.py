@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxtool.checkpoint.pruning import Pruning, Stored
+from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.checkpoint.text_files import iterate_texts
 from onnxtool.errors import FusionError, OnnxtoolError, PassError, ProviderError
 from onnxtool.graph.edit import bodies
