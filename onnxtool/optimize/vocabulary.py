@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from fnmatch import fnmatch
 from itertools import chain
@@ -26,7 +26,7 @@ from onnxtool.checkpoint.sentence_modules import as_list
 from onnxtool.checkpoint.static_embeddings import IDF_NAME, SparseStaticEmbedding, table_files
 from onnxtool.checkpoint.tokenizer_library import ROLES
 from onnxtool.checkpoint.vocabulary import Vocabulary, ids_in_settings, renumber_settings, renumbering
-from onnxtool.errors import InputError, OutputWriteError, PassError, some
+from onnxtool.errors import InputError, OutputExistsError, OutputWriteError, PassError, some
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.model_file import ModelFile, Staging, check_sidecar_files, save_model, staged
 from onnxtool.model_file.metadata import (
@@ -55,7 +55,9 @@ from onnxtool.summary import summarize_file
 _OVER_VOCABULARY = ("fill-mask", "sparse-encoding", "text-generation", "text-generation-with-past")
 _TOGETHER = (ENCODER_KEY, DECODER_KEY, PARTNER_KEY, PROCESSOR_KEY)  # of files that share a tokenizer with another
 _WORDPIECE = "vocab.txt"
-_FURTHER = ("generation_config.json", IDF_NAME, _WORDPIECE)
+_OF_OTHERS = ("vocab.json", "merges.txt", "*.model")  # what slow tokenizers read instead of tokenizer.json
+_FURTHER = ("generation_config.json", IDF_NAME, _WORDPIECE, *_OF_OTHERS)
+_ENOUGH = 32  # texts to calibrate on
 Optimize = Callable[[OptimizeOptions], OptimizeReport]
 
 
@@ -80,31 +82,48 @@ def optimize_cut(source: ModelFile, output: Path, options: OptimizeOptions, opti
         if own.is_dir() and own.samefile(work.folder.path):
             raise OutputWriteError(f"the cut tokenizer would replace the whole one in {own}", "pass another --output")
         cut, found = work.write(runs=options.verify)
+        old = own.rglob("*") if own.is_dir() else ()
+        stale = [
+            path for path in old if _is_small(path, own) and not (inside / own.name / path.relative_to(own)).exists()
+        ]
         if not options.force:
             check_sidecar_files(inside / own.name, own)
+            if stale:
+                raise OutputExistsError(
+                    f"{stale[0]} is of another tokenizer", "pass --force to remove it, or another --output"
+                )
+        staging.obsolete += stale
         inner = replace(options, vocabulary=None, model_path=cut.path, output=inside / output.name, force=False)
-        if options.calibration is None and texts.suffix != ".json" and options.precision in (*QUANTIZED, "auto"):
+        if (
+            options.calibration is None
+            and found.num_texts >= _ENOUGH
+            and texts.suffix != ".json"
+            and options.precision in (*QUANTIZED, "auto")
+        ):
             inner = replace(inner, calibration=texts)  # all of their tokens are there
         report = optimize(inner)
         for file in cut.files:
             file.unlink()
-        if options.force:
-            old = _small_files(CheckpointFolder(own))
-            staging.obsolete += [path for path in old if not (inside / own.name / path.relative_to(own)).exists()]
         for file in list(inside.iterdir()):
             file.rename(staging.model_path.parent / file.name)
         after = summarize_file(ModelFile.open(staging.model_path))._replace(path=str(output))
     return replace(report, output=str(output), before=summarize_file(source), after=after, vocabulary=found)
 
 
+def _is_small(path: Path, folder: Path, names: Collection[str] = ()) -> bool:
+    """Return whether a file is one that lies with a graph, and may name tokens."""
+    name = path.relative_to(folder).as_posix()
+    return path.is_file() and any(fnmatch(name, one) for one in (*SMALL_FILES, *_FURTHER, *names))
+
+
 def _small_files(folder: CheckpointFolder) -> Iterator[Path]:
-    """Yield the files of a checkpoint that lie with a graph, but not those in folders of other models."""
+    """Yield the files of a checkpoint that are cut with it, but not those in folders of other models."""
     modules = folder.sentence_modules
     query = [] if modules.query is None else [modules.query]
     parts = {"", folder.transformer_folder, *(module.folder for module in (*modules.modules, *query))}
-    names = (*SMALL_FILES, *_FURTHER, *(name for module in query for name in table_files(module)))
-    for path in sorted({path for part in parts for path in (folder.path / part).glob("*") if path.is_file()}):
-        if any(fnmatch(path.relative_to(folder.path).as_posix(), name) for name in names):
+    names = [name for module in query for name in table_files(module)]
+    for path in sorted({path for part in parts for path in (folder.path / part).glob("*")}):
+        if _is_small(path, folder.path, names) and not any(fnmatch(path.name, name) for name in _OF_OTHERS):
             yield folder.inside(path, folder.path)
 
 

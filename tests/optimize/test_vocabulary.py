@@ -15,7 +15,9 @@ from tokenizers import Tokenizer
 
 from onnxtool import ExportOptions, OptimizeOptions, export_model, load, optimize_model
 from onnxtool.checkpoint.text_files import read_texts
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, OutputExistsError, OutputWriteError, PassError
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize.quantization.calibration import OWN_TEXTS
 from onnxtool.optimize.report import VocabularyCut
 from tests.export.text_tokenizers import CLASSES, train
@@ -134,3 +136,59 @@ def test_logits_of_other_tokenizers_are_equal_bit_by_bit(random_models: Path, tm
         np.testing.assert_array_equal(one[..., columns], two)
     row_bytes = 16 * 4 * (1 if kind == "RoBERTa" else 2) + 4
     assert found.weight_bytes_before - found.weight_bytes == (found.rows_before - found.rows) * row_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("blank.txt", " \n\n", "has no texts"),
+        ("empty.jsonl", '{"id": "1", "contents": ""}', "the texts have no tokens"),
+        ("list.json", '["hello", "nonsuch"]', "has no 'nonsuch'"),
+        ("list.json", "{}", "not a JSON list of tokens"),
+        ("-", "", "read twice"),
+    ],
+)
+def test_what_names_no_tokens_is_refused(trained: Path, tmp_path: Path, name: str, content: str, match: str) -> None:
+    """Nothing would be left of the vocabulary but characters."""
+    texts = Path(name) if name == "-" else tmp_path / name
+    if name != "-":
+        texts.write_text(content)
+    with pytest.raises(InputError, match=match):
+        cut(trained, tmp_path / "cut.onnx", vocabulary=texts)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(("cut.onnx", "."))]
+
+
+def test_a_list_of_tokens_is_kept(trained: Path, tmp_path: Path) -> None:
+    """Texts of onnxtool's own say what other texts lose."""
+    (tmp_path / "list.json").write_text(json.dumps(["hello", "##ing"]))
+    found = cut(trained, tmp_path / "cut.onnx", vocabulary=tmp_path / "list.json")
+    content = json.loads((tmp_path / "cut" / "tokenizer.json").read_text())
+    assert {"hello", "##ing", "[MASK]", "a", "##a"} <= content["model"]["vocab"].keys()
+    assert found.num_held_out == len(TEXTS)
+    assert found.num_changed > 40
+    settings = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert settings["vocab_size"] == found.rows == len(content["model"]["vocab"])
+
+
+def test_the_tokenizer_beside_an_output_is_replaced_as_a_whole(trained: Path, tmp_path: Path) -> None:
+    """A vocabulary that another tokenizer left there would be read instead of it by slow tokenizers."""
+    output, stale = tmp_path / "cut.onnx", tmp_path / "cut" / "merges.txt"
+    stale.parent.mkdir()
+    stale.write_text("a b")
+    with pytest.raises(OutputExistsError, match="merges.txt is of another tokenizer"):
+        cut(trained, output, verify=False)
+    cut(trained, output, verify=False, force=True)
+    cut(trained, output, verify=False, force=True)  # also its own
+    assert not stale.exists()
+    shutil.copytree(trained.with_suffix(""), tmp_path / "minilm")
+    with pytest.raises(OutputWriteError, match="would replace the whole one"):
+        cut(Path(shutil.copy(trained, tmp_path / "other.onnx")), tmp_path / "minilm.onnx", force=True)
+
+
+def test_files_that_share_a_tokenizer_with_others_are_refused(trained: Path, tmp_path: Path) -> None:
+    """The other file would read other ids."""
+    shutil.copytree(trained.with_suffix(""), tmp_path / "minilm")
+    path = Path(shutil.copy(trained, tmp_path / "minilm.onnx"))
+    ModelFile.open(path).stamp({PARTNER_KEY: "partner.onnx"})
+    with pytest.raises(PassError, match=r"shares it with another file \(onnxtool.partner\)"):
+        cut(path, tmp_path / "cut.onnx")
