@@ -56,9 +56,10 @@ class Box(NamedTuple):
 class _Graph:
     """A graph to be drawn as boxes."""
 
-    def __init__(self, stats: Stats) -> None:
-        self.stats = stats
-        self.calls: Sequence[Call] = read_topology(Path(stats.path)) or ()
+    def __init__(self, stats: Stats, changed: frozenset[str] = frozenset()) -> None:
+        self.stats, self.changed = stats, changed
+        topology = read_topology(Path(stats.path))
+        self.calls: Sequence[Call] = () if topology is None else topology.calls
         self.is_drawn = stats.num_nodes <= MAX_DRAWN_NODES
         self.blocks = find_blocks(self.calls)
         self.inputs = frozenset(info.name for info in stats.inputs)
@@ -71,6 +72,11 @@ class _Graph:
             call = self.calls[block.start]
             return (call.op, call.attributes) if exact else call.op
         return block.times, tuple(self.key(item, exact=exact) for item in block.items)
+
+    def is_changed(self, block: Block) -> bool:
+        """Whether an edge of a node of a block is another one than in the base."""
+        calls = self.calls[block.start : block.end]
+        return any(call.name in self.changed or not self.changed.isdisjoint(call.outputs) for call in calls)
 
     def boxes(self, blocks: Sequence[Block], mark: str = "", *, numbered: bool = False) -> list[Box]:
         """Draw consecutive blocks, as many as fit."""
@@ -118,7 +124,10 @@ def graph_drawing(report: Stats | Difference) -> str:
     from onnxtool.cli.graph_drawing import render_template, words
 
     if isinstance(report, Difference):
-        graphs = model, base = [_Graph(report.model), _Graph(report.base)]
+        # Where operators differ, the edges to them do as well.
+        edges = () if report.delta.ops else report.delta.edges.changes
+        changed = frozenset(change.node for change in edges)
+        graphs = model, base = [_Graph(report.model, changed), _Graph(report.base)]
         boxes = _compare(model, base, model.blocks, base.blocks)
     else:
         graphs = [model] = [_Graph(report)]
@@ -188,9 +197,9 @@ def _opcodes(
 
 
 def _equal(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]) -> list[Box]:
-    """Draw blocks of the same operators; different attributes mark them as changed."""
+    """Draw blocks of the same operators; different attributes, or changed edges, mark them as changed."""
     pairs = zip(after, before, strict=True)
-    changed = [model.key(new, exact=True) != base.key(old, exact=True) for new, old in pairs]
+    changed = [model.key(new, exact=True) != base.key(old, exact=True) or model.is_changed(new) for new, old in pairs]
     return [
         model.box(new, "changed" if is_changed else "", 0, after)
         for new, is_changed in zip(after, changed, strict=True)

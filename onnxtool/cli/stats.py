@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,7 @@ from onnxtool.cli.stats_blocks import (
     difference_blocks,
     difference_notes,
     difference_sections,
+    edges_of,
     initializers_of,
     interface_notes,
     last_verification,
@@ -108,7 +109,7 @@ def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> list[Gate | T
             except GateError as error:
                 raise click.UsageError(f"{place}: {error.message}\n{error.hint}") from error
             is_relative = isinstance(gate, Gate) and gate.sign != 0
-            needs_base = is_relative or gate.figure.removeprefix("count(").startswith("delta.")
+            needs_base = is_relative or gate.figure.removeprefix("count(").startswith(("delta.", "edges."))
             if has_base or not needs_base or texts is expressions:
                 gates.append(gate)
     return gates
@@ -127,7 +128,8 @@ def _met_gates(gates: Sequence[Gate | TextGate], report: Stats | Difference) -> 
 
     figures, base = to_json(report), None
     if isinstance(report, Difference) and isinstance(figures, dict) and isinstance(figures["model"], dict):
-        figures, base = {**figures["model"], "delta": figures["delta"]}, figures["base"]
+        delta: Any = figures["delta"]
+        figures, base = {**figures["model"], "delta": delta, "edges": delta["edges"]}, figures["base"]
     try:
         results = check_any_gates(gates, figures, base)
     except GateError as error:
@@ -191,7 +193,7 @@ def difference_comment(difference: Difference, gates: Sequence[str] = ()) -> str
         *map(_row, [*rows, replaced("Needs", needs(model), needs(base))]),
     ]
     parts = {"Operators": counts_of(delta.ops), "Initializers": initializers_of(delta)}
-    parts["Metadata"] = counts_of(delta.metadata)
+    parts |= {"Edges": edges_of(delta.edges), "Metadata": counts_of(delta.metadata)}
     told = [f"**{name}:** {changes or 'unchanged'}" for name, changes in parts.items()]
     notes = interface_notes(base, model, delta.inputs, delta.outputs)
     interface = f"⚠ {'; '.join(notes)}" if notes else "inputs and outputs unchanged"

@@ -18,7 +18,7 @@ from onnxtool.model_file.metadata import (
     parse_text_input,
 )
 from onnxtool.reports import Json, TensorInfo
-from onnxtool.summary.figures import Difference, MappingDelta, Stats, StatsDelta
+from onnxtool.summary.figures import Difference, Edges, MappingDelta, Stats, StatsDelta
 
 ABSENT = "absent"
 _UNCHANGED, _CHANGED = "unchanged", "changed"
@@ -154,6 +154,22 @@ def license_of(stats: Stats) -> str:
     return f"{described}, {stats.license_link}" if stats.license_link else described
 
 
+def edges_of(edges: Edges) -> str:
+    """Write how many edges differ; empty if none does."""
+    if edges.compared:
+        return f"{edges.changed:,} changed" if edges.changed else ""
+    return f"{edges.changed:,} changed, and others not compared" if edges.changed else "not compared"
+
+
+def edge_rows(edges: Edges) -> list[tuple[str, str, str, str]]:
+    """Return node, what of it differs, and its values in base and model, of every change."""
+    rows = []
+    for one in edges.changes:
+        part = f" in {one.layer}" if one.layer not in one.node else ""
+        rows.append((f"{one.node} ({one.op}){part}", one.what, one.before or ABSENT, one.after or ABSENT))
+    return rows
+
+
 def interface_notes(base: Stats, model: Stats, inputs: MappingDelta, outputs: MappingDelta) -> list[str]:
     """Return what callers of the base must know about the model's inputs and outputs."""
     notes = []
@@ -259,6 +275,7 @@ def show(value: Json, depth: int = 0) -> str:
 MAX_ROWS = 40
 _CHANGES = ("Base", "Model", "Change")
 _COMPARED = ("Figure", *_CHANGES)
+_EDGES = ("Node", "What", "Base", "Model")
 
 
 class Section(NamedTuple):
@@ -356,6 +373,7 @@ def difference_sections(difference: Difference) -> list[Section]:
         _changed_counts("Operators", "Operator", _most_changed(delta.ops, base, model), base.ops, model.ops),
         _changed_counts("Nodes by part", "Part", parts, nodes, other_nodes),
         _changed_counts("Weights by part", "Part", parts, sizes, other_sizes, show=format_bytes),
+        Section("Edges, attributes and constants", _EDGES, edge_rows(delta.edges), _EDGES, is_long=True),
         Section("Initializers", columns, entry_rows(delta.weights, show_weight), columns, is_long=True),
         Section("Initializers of another name", ("Base", "Model"), renamed, ["Base", "Model"], is_long=True),
         entries[2],
@@ -367,10 +385,11 @@ def difference_notes(difference: Difference) -> list[str]:
     """Return what callers of the base must know or, if nothing differs, what was not compared."""
     delta = difference.delta
     notes = interface_notes(difference.base, difference.model, delta.inputs, delta.outputs)
-    if notes or any((delta.ops, delta.weights, delta.layers, delta.renamed)):
-        return notes
-    what = "values of weights, attributes" if delta.num_not_hashed else "attributes"
-    return [f"the same operators and initializers; {what} and edges are not compared"]
+    if not delta.edges.compared:
+        notes.append("edges are compared in part: the graphs are too large, or too different")
+    if delta.num_not_hashed:
+        notes.append(f"the data of {delta.num_not_hashed:,} initializers is not compared")
+    return notes
 
 
 def _verification_section(stats: Stats) -> Section:
@@ -503,6 +522,7 @@ def _difference_figures(base: Stats, model: Stats, delta: StatsDelta) -> list[Ro
         compared("Number of inputs", model.num_inputs, base.num_inputs),
         compared("Number of outputs", model.num_outputs, base.num_outputs),
         initializer_row(model, base, delta),
+        replaced("Changed edges", delta.edges.changed, 0),
         compared("Parameters", model.num_parameters, base.num_parameters),
         compared("Size", model.size_bytes, base.size_bytes, format_bytes),
     ]

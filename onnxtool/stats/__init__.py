@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.wire.topology import read_topology
 from onnxtool.options import NOTHING, Many, Option, Options, StrPath, checked
 from onnxtool.reports import Json, TensorInfo, to_json
 from onnxtool.summary import summarize_file
 from onnxtool.summary import summarize_model as summarize_model
 from onnxtool.summary.duplicates import hash_weights
 from onnxtool.summary.figures import Change, Difference, MappingDelta, Stats, StatsDelta, Weight
+from onnxtool.summary.wiring import compare_wiring
 
 
 class Settings(Options):
@@ -58,7 +60,11 @@ def compare_models(model: StrPath, base: StrPath, *, weights: bool = True) -> Di
     """
     files = ModelFile.open(model), ModelFile.open(base)
     after, before = map(summarize_file, files)
-    return compare_stats(after, before, *(_weights_of(file, hashed=weights) for file in files))
+    of_model, of_base = (_weights_of(file, hashed=weights) for file in files)
+    difference = compare_stats(after, before, of_model, of_base)
+    now, then = (read_topology(file.path) for file in files)
+    edges = compare_wiring(now, then, of_model, of_base)
+    return difference._replace(delta=difference.delta._replace(edges=edges))
 
 
 def compare_stats(

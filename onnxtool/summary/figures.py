@@ -138,6 +138,40 @@ class MappingDelta(NamedTuple):
         return len(self.added) + len(self.removed) + len(self.changed)
 
 
+class EdgeChange(NamedTuple):
+    """A difference between a node and its counterpart in the base.
+
+    Attributes:
+        node: its name, or that of the value that it makes; or the name of an output of the graph.
+        layer: the part of the model that it belongs to; empty if no name says it.
+        what: `input 0, 1`, the name of an attribute, `added`, `removed`, or `value` of an output.
+        before: the values that it read, or the attribute's; empty if it was added.
+        after: likewise in the model; empty if it was removed.
+    """
+
+    node: str
+    op: str
+    layer: str
+    what: str
+    before: str
+    after: str
+
+
+@short_repr
+class Edges(NamedTuple):
+    """How nodes are connected in a model and its base.
+
+    Attributes:
+        changed: number of changes.
+        changes: the changes, in the order of the nodes.
+        compared: whether all nodes were compared; otherwise, the graphs are too large or too different.
+    """
+
+    changed: int = 0
+    changes: tuple[EdgeChange, ...] = ()
+    compared: bool = True
+
+
 @short_repr
 class StatsDelta(NamedTuple):
     """The difference between two models; numbers are the model's value minus the base's.
@@ -151,6 +185,7 @@ class StatsDelta(NamedTuple):
         renamed: new names by old names, for initializers with the same data; none with `--no_weights`.
         layers: parts by scope.
         functions: model-local functions.
+        edges: how nodes are connected, with their attributes and constants.
     """
 
     num_nodes: int
@@ -170,6 +205,7 @@ class StatsDelta(NamedTuple):
     renamed: Mapping[str, str] = MappingProxyType({})
     layers: MappingDelta = MappingDelta()
     functions: MappingDelta = MappingDelta()
+    edges: Edges = Edges()
 
 
 @short_repr

@@ -84,7 +84,7 @@ def test_changes_of_the_interface_stand_at_the_top(folder: Path) -> None:
 def test_details_are_folded_and_complete(folder: Path) -> None:
     """Operators, parts by scope, initializers by name, dtype and shape, and metadata."""
     text = markdown(folder, "model.onnx", "base.onnx", "--no_weights")
-    assert text.count("<details>") == text.count("</details>") == 7
+    assert text.count("<details>") == text.count("</details>") == 8
     assert "| `Gelu` | 0 | 1 | +1 |" in text
     assert "| `bert.layer.0` | 3 | 2 | -1 |" in text
     assert "bert.layer.1" not in text

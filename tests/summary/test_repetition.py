@@ -40,7 +40,8 @@ def layers(count: int) -> Any:
 def folded(path: Path, model: Any = None) -> tuple[list[topology.Call], list[Block]]:
     if model is not None:
         onnx.save(model, path)
-    calls = topology.read_topology(path)
+    found = topology.read_topology(path)
+    calls = None if found is None else found.calls
     assert calls is not None
     return calls, find_blocks(calls)
 

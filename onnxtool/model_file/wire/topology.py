@@ -5,6 +5,7 @@ Constant nodes count as initializers here: nodes read them, and they read nothin
 
 from __future__ import annotations
 
+import struct
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from onnxtool.model_file.wire.messages import (
     ATTRIBUTE_VALUES,
     GRAPH,
     NODE,
+    TENSOR,
     read_sparse_tensor,
     read_tensor,
     read_value_info,
@@ -26,6 +28,7 @@ INPUT = "input "  # prefix of the kind of a graph input
 _MAX_NESTING = 64
 _MAX_VALUE_BYTES = 1024  # of a tensor in an attribute that is compared by its data
 _CHUNK_BYTES = 1 << 16
+_SHORT = 60  # characters of an attribute's value that is kept as it is
 
 # A value: the position of its node among the calls, and the index of the node's output. For a value that no node makes,
 # -1 and a name; inside a body, where names may differ between equal bodies, -1 and its number by first use, or -2 and
@@ -38,17 +41,26 @@ class Call(NamedTuple):
 
     Attributes:
         op: the operator, as in `Structure.ops`.
-        attributes: a digest of its attributes and the graphs in them.
+        attributes: name and value of each, a digest for all but numbers and short texts.
         kinds: for each input that no node makes, dtype and shape, with the values of a small integer tensor or
             Constant.
         wires: the values that it and the graphs in it read; None for an omitted input.
+        outputs: the names of the values that it makes.
     """
 
     op: str
     name: str
-    attributes: bytes
+    attributes: tuple[tuple[str, str], ...]
     kinds: tuple[str, ...]
     wires: tuple[Wire | None, ...]
+    outputs: tuple[str, ...]
+
+
+class Topology(NamedTuple):
+    """The nodes of a graph, and its outputs by name with what they are and which value they read."""
+
+    calls: list[Call]
+    outputs: dict[str, tuple[str, Wire | None]]
 
 
 class _TooManyError(Exception):
@@ -63,6 +75,7 @@ class _Scope:
         self.wires: dict[bytes, Wire] = {}
         self.kinds: dict[bytes, str] = {}
         self.used: dict[bytes, int] = {}
+        self.outputs: dict[str, tuple[str, Wire | None]] = {}
 
     def wire(self, name: bytes, depth: int) -> Wire | None:
         """Return the value with this name; None for an omitted input."""
@@ -72,7 +85,7 @@ class _Scope:
         return -1, number if depth else name.decode(errors="replace")
 
 
-def read_topology(path: Path) -> list[Call] | None:
+def read_topology(path: Path) -> Topology | None:
     """Read the nodes of the main graph of the ONNX file at `path`; None for more than `MAX_DRAWN_NODES`.
 
     Raises:
@@ -80,7 +93,8 @@ def read_topology(path: Path) -> list[Call] | None:
     """
     with opened(path) as data:
         try:
-            return _Reader(data).graph(list(main_graph(data)), 0)[0].calls
+            scope = _Reader(data).graph(list(main_graph(data)), 0)[0]
+            return Topology(scope.calls, scope.outputs)
         except _TooManyError:
             return None
 
@@ -115,10 +129,11 @@ class _Reader:
         for field, place in fields:
             if field == "node":
                 self.call(place, scope, depth)
-        shared = [(call.op, call.attributes, call.kinds, call.wires) for call in scope.calls]
-        kinds = [scope.kinds.get(name) for name in outputs]
-        ends = [scope.wire(name, depth) for name in outputs]
-        return scope, repr((inputs, shared, ends, kinds)) if depth else ""
+        shared = [call[:1] + call[2:5] for call in scope.calls]
+        ends = [(scope.kinds.get(name, ""), scope.wire(name, depth)) for name in outputs]
+        if not depth:
+            scope.outputs = {name.decode(errors="replace"): end for name, end in zip(outputs, ends, strict=True)}
+        return scope, repr((inputs, shared, ends)) if depth else ""
 
     def call(self, place: Span, scope: _Scope, depth: int) -> None:
         """Read a node, and the graphs in its attributes."""
@@ -145,44 +160,56 @@ class _Reader:
         call = Call(
             f"{domain}::{op}" if is_foreign else op,
             name,
-            sha256(repr(attributes).encode()).digest(),
+            tuple(attributes),
             tuple(scope.kinds.get(source, "") for source in inputs),
             tuple(scope.wire(source, depth) for source in inputs),
+            tuple(output.decode(errors="replace") for output in lists["output"]),
         )
         for slot, output in enumerate(lists["output"]):
             if output:
                 scope.wires[output] = (len(scope.calls), slot)
         scope.calls.append(call)
 
-    def attribute(self, place: Span, depth: int, inputs: list[bytes]) -> tuple[bytes, str]:
+    def attribute(self, place: Span, depth: int, inputs: list[bytes]) -> tuple[str, str]:
         """Return name and value of an attribute; outer values that its graphs read are added to `inputs`."""
         name = b""
         values: list[str] = []
+        is_short = True
         for field, content in read(self.data, ATTRIBUTE_VALUES, place):
             match field:
                 case "name":
                     name = content
                 case "i" | "ints":
                     values += map(str, content if field == "ints" else [content])
+                case "f":
+                    values.append(f"{struct.unpack('<f', self.data[slice(*content)])[0]:.9g}")
+                case "s" if content[1] - content[0] <= _SHORT:
+                    values.append(repr(bytes(self.data[slice(*content)]).decode(errors="replace")))
                 case "t" | "tensors":
+                    is_short = False
                     values.append(self.tensor(content, by_value=True)[1])
                 case "g" | "graphs":
                     if depth >= _MAX_NESTING:
                         raise malformed(f"graphs nested more than {_MAX_NESTING} deep", content[0])
                     body, form = self.graph(list(read(self.data, GRAPH, content)), depth + 1)
+                    is_short = False
                     inputs += [source for source in body.used if source not in body.kinds]
                     values.append(form)
                 case _:
+                    is_short = False
                     values.append(f"{field} {self.digest(content)}")
-        return name, sha256(repr(values).encode()).hexdigest()
+        text = ", ".join(values)
+        is_short = is_short and len(text) <= _SHORT
+        return decode(name, place[0]), text if is_short else sha256(repr(values).encode()).hexdigest()
 
     def tensor(self, place: Span, *, by_value: bool = False) -> tuple[str, str]:
-        """Return the name of a tensor, its dtype and shape, and its data if it is small enough."""
+        """Return the name of a tensor, its dtype and shape, and its data if it is small enough, or a scalar's."""
         tensor, constant = read_tensor(self.data, place, []), read_constant(self.data, place)[1]
         value: object = constant.integers
-        if by_value and value is None and tensor.external is None and place[1] - place[0] <= _MAX_VALUE_BYTES:
-            start, length = tensor.payload or (place[0], place[1] - place[0])
-            value = self.digest((start, start + length))
+        is_small = tensor.external is None and place[1] - place[0] <= _MAX_VALUE_BYTES
+        if value is None and is_small and (by_value or not tensor.dims):
+            parts = [part for field, part in read(self.data, TENSOR, place) if field.endswith("_data")]
+            value = [self.digest(part) for part in parts]
         return tensor.name, repr((tensor.dtype, tensor.dims, value))
 
     def digest(self, place: Span) -> str:

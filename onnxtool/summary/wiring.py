@@ -1,0 +1,284 @@
+"""Compare how the nodes of two graphs are connected: by structure, and neither by names nor by order.
+
+A value is known by what computes it: the operator, its attributes, and the values that it reads. Nodes whose values
+exist in both graphs are equal. Of the others, those that read known values are paired by operator and inputs, their
+differences are listed, and from then on their values count as the same.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from onnxtool.model_file.wire.structure import scope_of_node
+from onnxtool.model_file.wire.topology import INPUT, Call, Topology, Wire
+from onnxtool.summary.figures import EdgeChange, Edges, Weight
+
+_COMMUTATIVE = frozenset(("Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Max", "Mean", "Min", "Mul"))
+_COMMUTATIVE |= {"Or", "Sum", "Xor"}
+_MOST_ROUNDS = 100  # pairs that depend on each other
+_MOST_READY = 1000  # nodes to be paired at once
+_VALUE_DTYPES = ("int32", "int64")  # small tensors of these have their values in the kind of an input
+_MOST_VALUES = 64
+_NONE = "none"
+_SHORT = 60  # characters of an attribute
+_Key = tuple[object, ...]
+
+
+class _Round(NamedTuple):
+    """What the values of a graph are known by: one key for each node, and the keys that it reads."""
+
+    keys: list[int]
+    reads: list[list[int]]
+
+
+class _Graph:
+    """One of the graphs, with the pairs that were made so far."""
+
+    def __init__(self, topology: Topology, leaves: Mapping[str, _Key], numbers: dict[_Key, int]) -> None:
+        self.calls, self.outputs = topology
+        self.leaves, self.numbers = leaves, numbers
+        self.forced: dict[int, int] = {}
+        self.settled: set[int] = set()
+
+    def key(self, wire: Wire | None, kind: str, keys: Sequence[int]) -> int:
+        """Return what a value is known by."""
+        if wire is None:
+            return self.numbers.setdefault((), len(self.numbers))
+        place, slot = wire
+        known: _Key = (keys[place] if 0 <= place < len(keys) else -1, slot)
+        if place < 0 and not kind.startswith(INPUT):
+            known = self.leaves.get(str(slot), (kind,))
+        return self.numbers.setdefault(known, len(self.numbers))
+
+    def round(self) -> _Round:
+        """Number all values anew, after pairs were made."""
+        keys: list[int] = []
+        reads: list[list[int]] = []
+        for place, call in enumerate(self.calls):
+            read = [self.key(wire, _kind(call, number), keys) for number, wire in enumerate(call.wires)]
+            reads.append(read)
+            ordered = sorted(read) if call.op in _COMMUTATIVE else read
+            known = call.op, call.attributes, *ordered
+            keys.append(self.forced.get(place) or self.numbers.setdefault(known, len(self.numbers)))
+        return _Round(keys, reads)
+
+    def name(self, wire: Wire | None) -> str:
+        """Name a value as a user knows it."""
+        if wire is None:
+            return _NONE
+        place, slot = wire
+        if place < 0:
+            return str(slot)
+        outputs = self.calls[place].outputs
+        return outputs[int(slot)] if int(slot) < len(outputs) else self.calls[place].op
+
+    def layer(self, place: int) -> str:
+        """Return the part of the model that a node belongs to; empty if no name says it."""
+        call = self.calls[place]
+        sources = [str(wire[1]) for wire in call.wires if wire is not None and wire[0] < 0]
+        return scope_of_node(call.name, "", sources) or scope_of_node(next(iter(call.outputs), ""), "", ())
+
+    def change(self, place: int, what: str, before: str, after: str) -> EdgeChange:
+        """Describe a change of a node."""
+        call = self.calls[place]
+        return EdgeChange(call.name or next(iter(call.outputs), ""), call.op, self.layer(place), what, before, after)
+
+
+def compare_wiring(
+    model: Topology | None,
+    base: Topology | None,
+    weights: Mapping[str, Weight],
+    base_weights: Mapping[str, Weight],
+) -> Edges:
+    """Return the changed edges, attributes and constants of a graph.
+
+    Weights with the same data are the same, and so are those of one name, whose data may differ: the list of
+    initializers has these. Others agree in dtype and shape. What If, Loop and Scan contain is compared as a whole.
+
+    Args:
+        model: the reviewed graph; None if it is too large to be read.
+        base: likewise, the one to compare it with.
+        weights: the model's initializers by name.
+        base_weights: the base's.
+    """
+    if model is None or base is None:
+        return Edges(compared=False)
+    numbers: dict[_Key, int] = {(_NONE,): 0, (): 1}  # 0 is no key
+    new = _Graph(model, _leaves(model, base, weights, base_weights), numbers)
+    old = _Graph(base, _leaves(base, model, base_weights, weights), numbers)
+    changes: list[EdgeChange] = []
+    for _ in range(_MOST_ROUNDS):
+        now, before = new.round(), old.round()
+        num_left = len(_ready(new, now, before)) + len(_ready(old, before, now))
+        if num_left > _MOST_READY:
+            break
+        if not num_left:
+            return _edges([*changes, *_changed_outputs(new, old, now, before)])
+        changes += _pair(new, old, now, before)
+    return _edges(changes)._replace(compared=False)
+
+
+def _edges(changes: Sequence[EdgeChange]) -> Edges:
+    return Edges(len(changes), tuple(changes))
+
+
+def _pair(new: _Graph, old: _Graph, now: _Round, before: _Round) -> list[EdgeChange]:
+    """Pair nodes that differ, and whose inputs are known; where there is no pair, take them as added or removed.
+
+    A node may also be the changed one of several that computed the same, or have become like others.
+    """
+    ready, left = _ready(new, now, before), _ready(old, before, now)
+    sides = _Sides(new, old, now, before)
+    pairs = sides.pairs(ready, left)
+    for place, other in pairs:
+        new.forced[place] = old.forced[other] = new.numbers.setdefault(("pair", place, other), len(new.numbers))
+    if not pairs:
+        pairs = sides.pairs(ready, _spare(before, now))
+        new.forced.update((place, before.keys[other]) for place, other in pairs)
+        others = sides.pairs(_spare(now, before), left)
+        old.forced.update((other, now.keys[place]) for place, other in others)
+        pairs += others
+    if pairs:
+        return [change for place, other in pairs for change in sides.differences(place, other)]
+    # A node waits while the other graph has one of its kind whose inputs are not known yet.
+    waiting = [{graph.calls[place].op for place in _unknown(graph, one, other)} for graph, one, other in sides.each]
+    lone = (
+        [p for p in ready if new.calls[p].op not in waiting[1]],
+        [p for p in left if old.calls[p].op not in waiting[0]],
+    )
+    changes = []
+    for graph, places in zip((new, old), lone if any(lone) else (ready, left), strict=True):
+        graph.settled.update(places)
+        for place in places:
+            values = ", ".join(graph.name(wire) for wire in graph.calls[place].wires)
+            ends = ("added", "", values) if graph is new else ("removed", values, "")
+            changes.append(graph.change(place, *ends))
+    return changes
+
+
+def _spare(one: _Round, other: _Round) -> list[int]:
+    """Return the nodes that compute what nodes of the other graph do as well, but fewer of them."""
+    counts, others = Counter(one.keys), Counter(other.keys)
+    return [place for place, key in enumerate(one.keys) if counts[key] > others[key] > 0]
+
+
+def _unknown(graph: _Graph, now: _Round, other: _Round) -> list[int]:
+    """Return the nodes that the other graph lacks, and which are not settled."""
+    others = {*other.keys}
+    return [place for place, key in enumerate(now.keys) if key not in others and place not in graph.settled]
+
+
+def _ready(graph: _Graph, now: _Round, other: _Round) -> list[int]:
+    """Return those of them whose inputs the other graph has, or which were settled."""
+    unknown = _unknown(graph, now, other)
+    among = {*unknown}
+    return [
+        place for place in unknown if all(wire is None or wire[0] not in among for wire in graph.calls[place].wires)
+    ]
+
+
+class _Sides(NamedTuple):
+    """Both graphs in a round."""
+
+    new: _Graph
+    old: _Graph
+    now: _Round
+    before: _Round
+
+    @property
+    def each(self) -> tuple[tuple[_Graph, _Round, _Round], ...]:
+        """Each graph with its values, and those of the other."""
+        return (self.new, self.now, self.before), (self.old, self.before, self.now)
+
+    def pairs(self, places: Sequence[int], others: Sequence[int]) -> list[tuple[int, int]]:
+        """Pair each node of the model with the one of the base that is most like it, and not paired yet."""
+        left = list(others)
+        found = []
+        for place in places:
+            alike = [(self.likeness(place, other), -rank) for rank, other in enumerate(left)]
+            likeness, rank = max(alike, default=(0, 0))
+            if likeness:
+                found.append((place, left.pop(-rank)))
+        return found
+
+    def likeness(self, place: int, other: int) -> int:
+        """Return how alike two nodes are; 0 if they are no pair."""
+        one, two = self.new.calls[place], self.old.calls[other]
+        if one.op != two.op:
+            return 0
+        mine, theirs = self.now.reads[place], self.before.reads[other]
+        same = 0 if one.op in _COMMUTATIVE else sum(a == b for a, b in zip(mine, theirs, strict=False))
+        shared = len({*mine} & {*theirs})
+        is_named = (bool(one.name) and one.name == two.name) or one.outputs == two.outputs
+        return 2 * (same + shared + 2 * is_named) + (one.attributes == two.attributes) if shared or is_named else 0
+
+    def differences(self, place: int, other: int) -> Iterator[EdgeChange]:
+        """Yield how a node differs from its counterpart."""
+        one, two = self.new.calls[place], self.old.calls[other]
+        mine, theirs = self.now.reads[place], self.before.reads[other]
+        if one.op in _COMMUTATIVE:  # the inputs that the other lacks, wherever they stand
+            mine, theirs = _unshared(mine, theirs), _unshared(theirs, mine)
+        places = range(max(len(mine), len(theirs)))
+        parted = [number for number in places if mine[number : number + 1] != theirs[number : number + 1]]
+        if parted:
+            names = (
+                ", ".join(_named(graph, call, n) for n in parted) for graph, call in ((self.old, two), (self.new, one))
+            )
+            yield self.new.change(place, f"input {', '.join(map(str, parted))}", *names)
+        mine_of, theirs_of = dict(one.attributes), dict(two.attributes)
+        for name in sorted({*mine_of, *theirs_of}):
+            values = theirs_of.get(name, _NONE), mine_of.get(name, _NONE)
+            if values[0] != values[1]:
+                yield self.new.change(place, name, *(value[:_SHORT] for value in values))
+
+
+def _unshared(reads: Sequence[int], others: Sequence[int]) -> list[int]:
+    """Return inputs with 0 for those that the other node reads as well."""
+    left = list(others)
+    found = []
+    for key in reads:
+        is_shared = key in left
+        if is_shared:
+            left.remove(key)
+        found.append(0 if is_shared else key)
+    return found
+
+
+def _named(graph: _Graph, call: Call, number: int) -> str:
+    return graph.name(call.wires[number]) if number < len(call.wires) else _NONE
+
+
+def _changed_outputs(new: _Graph, old: _Graph, now: _Round, before: _Round) -> Iterator[EdgeChange]:
+    """Yield the outputs of both graphs that are other values."""
+    for name, (kind, wire) in new.outputs.items():
+        if name not in old.outputs:
+            continue
+        other_kind, other = old.outputs[name]
+        if new.key(wire, kind, now.keys) != old.key(other, other_kind, before.keys):
+            yield EdgeChange(name, "output", "", "value", old.name(other), new.name(wire))
+
+
+def _kind(call: Call, number: int) -> str:
+    return call.kinds[number] if number < len(call.kinds) else ""
+
+
+def _leaves(
+    topology: Topology, other: Topology, weights: Mapping[str, Weight], others: Mapping[str, Weight]
+) -> dict[str, _Key]:
+    """Return what weights and graph inputs are known by; constants are known by their data."""
+    data, other_data = ({one.sha256 for one in each.values() if one.sha256} for each in (weights, others))
+    found: dict[str, _Key] = {}
+    for name, one in weights.items():
+        two = others.get(name)
+        is_common = two is not None and (two.dtype, two.shape) == (one.dtype, one.shape)
+        if not one.shape or (one.dtype in _VALUE_DTYPES and prod(one.shape) <= _MOST_VALUES):
+            continue
+        is_moved = one.sha256 in other_data and (not is_common or (two is not None and two.sha256 in data))
+        if is_moved:
+            found[name] = ("data", one.sha256)
+        elif is_common:
+            found[name] = ("name", name)
+        else:
+            found[name] = ("shape", one.dtype, one.shape)
+    return found
