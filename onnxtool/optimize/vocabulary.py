@@ -198,12 +198,10 @@ class Cut:
             raise PassError(f"the weights fall by {before - after} bytes, and the rows have {gone}", "report this")
         sizes = self._source.size_bytes, cut.size_bytes
         found = VocabularyCut(size, len(kept), before, after, *sizes, notes=notes)
-        check = Check(self._source, cut, self.folder, kept, self._texts)
-        found, tried, changed = check.compare_ids(
-            found, vocabulary, kept if self._texts.tokens else vocabulary.kept(part)
-        )
         over = [str(value.name) for value in self._rows.axes if value.is_graph_output()]
-        return cut, check.compare_outputs(found, tried, changed, over) if runs else found
+        held_out = kept if self._texts.tokens else vocabulary.kept(part)
+        check = Check(self._source, self.folder, self._texts, kept, held_out)
+        return cut, check.compare(cut, found, over, runs=runs)
 
     def _basic_ids(self) -> set[int]:
         """Return the ids that are kept whatever the texts are."""

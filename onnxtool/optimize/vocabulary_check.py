@@ -9,18 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.folder import CheckpointFolder, Prompts, find_checkpoint_folder
-from onnxtool.checkpoint.limits import EncodedText, Limit, Text, fixed_shape
+from onnxtool.checkpoint.limits import EncodedText, Limit, Text, fixed_shape, text_limit
 from onnxtool.checkpoint.text_files import are_queries, iterate_texts
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.vocabulary import Vocabulary, renumbering
 from onnxtool.errors import InputError, PassError, shorten
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize.quantization.calibration import MOST_TOKENS, OWN_TEXTS, as_chats, text_feeds_of
+from onnxtool.optimize.quantization.calibration import MOST_TOKENS, OWN_TEXTS, as_chats
 from onnxtool.optimize.report import VocabularyCut
 from onnxtool.optimize.vocabulary_rows import IDS
 from onnxtool.progress import tell
@@ -34,7 +35,7 @@ from onnxtool.runtime.tokens import open_tokenizer
 
 HELD_OUT = 10  # one of so many texts
 _READ_AT_ONCE, _MOST_RUN, _MOST_CHANGED = 256, 256, 64  # texts
-Changed = tuple[EncodedText, EncodedText]
+_REPORT = "report this model"
 
 
 class Texts:
@@ -80,122 +81,123 @@ class Texts:
 
 
 class Check:
-    """The comparison.
+    """The comparison of a file with the one whose vocabulary is cut.
 
     Args:
         source: the input.
-        cut: the cut file, with its tokenizer.
-        folder: of the input's tokenizer.
-        kept: the ids that are kept, ascending.
+        folder: of its tokenizer.
         texts: to compare on.
+        kept: the ids that are kept, ascending.
+        part: those that would be kept without the held-out texts.
     """
 
     def __init__(
-        self, source: ModelFile, cut: ModelFile, folder: CheckpointFolder, kept: NDArray[np.int64], texts: Texts
+        self,
+        source: ModelFile,
+        folder: CheckpointFolder,
+        texts: Texts,
+        kept: NDArray[np.int64],
+        part: NDArray[np.int64],
     ) -> None:
-        self._source, self._cut, self._kept, self._texts = source, cut, kept, texts
-        self._folder, self._own = folder, open_tokenizer(folder)
+        self._source, self._texts, self._kept, self._part = source, texts, kept, part
+        self._own = open_tokenizer(folder)
+        vocabulary = Vocabulary.of(self._own.rules)
+        self._other = TextTokenizer(replace(folder, embedded=vocabulary.trimmed(part)))
+        limit = text_limit(source, folder, source.stated_task)
+        self._limit = MOST_TOKENS if limit is None else min(MOST_TOKENS, limit)
 
-    def compare_ids(
-        self, found: VocabularyCut, vocabulary: Vocabulary, part: NDArray[np.int64]
-    ) -> tuple[VocabularyCut, list[Text], list[Changed]]:
-        """Read all texts with both tokenizers, and the held-out texts with the tokens of the others.
+    def compare(self, cut: ModelFile, found: VocabularyCut, over: Sequence[str], *, runs: bool) -> VocabularyCut:
+        """Compare ids of all texts, then outputs of some.
 
         Args:
+            cut: the cut file, with its tokenizer.
             found: the report so far.
-            vocabulary: of the input.
-            part: the ids that are kept without the held-out texts.
-
-        Returns:
-            The report, texts to run, and held-out texts as they are and as ids of the input that stand for `part`.
+            over: the outputs over the vocabulary, [.., V].
+            runs: whether outputs are compared, too.
 
         Raises:
-            PassError: a text whose tokens are kept has other ids.
+            PassError: a text whose tokens are kept has other ids, or outputs that differ by more than rounding.
         """
-        new, tokenizer = renumbering(self._kept), open_tokenizer(find_checkpoint_folder(self._cut))
-        other = TextTokenizer(replace(self._folder, embedded=vocabulary.trimmed(part)))
-        tried, changed, step, num_texts, num_held_out, num_changed = list[Text](), list[Changed](), 1, 0, 0, 0
+        new, tokenizer = renumbering(self._kept), open_tokenizer(find_checkpoint_folder(cut))
+        tried, changed, step, number, num_held_out, num_changed = list[Text](), list[Text](), 1, 0, 0, 0
         for batch in self._texts.batches():
             rows = (self._texts.read_all(one, batch) for one in (self._own, tokenizer))
-            for number, (text, before, after) in enumerate(zip(batch, *rows, strict=True), num_texts):
+            held_out = []
+            for text, before, after in zip(batch, *rows, strict=True):
                 mapped = tuple(map(new, before))
                 if None not in mapped and mapped != after:
                     raise PassError(f"the cut tokenizer reads other tokens: {shorten(repr(text))}", "report this text")
                 tried += [text] if None not in mapped and number % step == 0 else []
                 if len(tried) > 2 * _MOST_RUN:
                     tried, step = tried[::2], 2 * step
-            places = range(num_texts + 1, num_texts + len(batch) + 1)
-            held_out = [
-                one for one, place in zip(batch, places, strict=True) if self._texts.tokens or not place % HELD_OUT
-            ]
-            num_texts += len(batch)
-            num_held_out += len(held_out)
-            if held_out:
-                limits = (self._texts.read(one, held_out, limit=MOST_TOKENS) for one in (self._own, other))
-                for one, two in zip(*limits, strict=True):
-                    as_before = replace(two, ids=tuple(int(part[place]) for place in two.ids))
-                    if one.ids != as_before.ids:
-                        num_changed += 1
-                        changed += [(one, as_before)] if len(changed) < _MOST_CHANGED else []
-        found = replace(found, num_texts=num_texts, num_held_out=num_held_out, num_changed=num_changed)
-        return found, tried[:: -(-len(tried) // _MOST_RUN) or 1], changed
-
-    def compare_outputs(
-        self, found: VocabularyCut, texts: Sequence[Text], changed: Sequence[Changed], over: Sequence[str]
-    ) -> VocabularyCut:
-        """Run both files on texts whose tokens are kept, and the input on what became of held-out texts.
-
-        Args:
-            found: the report so far.
-            texts: the texts.
-            changed: as from `compare_ids`.
-            over: the outputs over the vocabulary, [.., V].
-
-        Raises:
-            PassError: outputs differ by more than rounding.
-        """
+                number += 1
+                held_out += [text] if self._texts.tokens or number % HELD_OUT == 0 else []
+            others = [text for text, one, two in self._read_twice(held_out) if one.ids != two.ids]
+            num_held_out, num_changed = num_held_out + len(held_out), num_changed + len(others)
+            changed += others[: _MOST_CHANGED - len(changed)]
+        found = replace(found, num_texts=number, num_held_out=num_held_out, num_changed=num_changed)
+        if not runs:
+            return found
         tell(f"running {self._source.path.name} and the cut file")
-        runs = [open_alike(file, provider=CPU, disabled=()).run for file in (self._source, self._cut)]
-        places = np.zeros(int(self._kept[-1]) + 1, np.int64)
-        places[self._kept] = np.arange(len(self._kept))
-        num_run, equal, largest, weights, terms = 0, 0, 0.0, np.zeros(2), np.zeros(2)
-        for feeds in text_feeds_of(self._source, texts):
-            before, after = runs[0](feeds), runs[1]({**feeds, IDS: places[feeds[IDS]].astype(feeds[IDS].dtype)})
-            same = np.ones(len(feeds[IDS]), bool)
-            for name, array in before.items():
-                rows = np.take(array, self._kept, -1) if name in over else array
-                if name in over and array.ndim == 2 and (array >= 0).all():  # of a sparse encoder
-                    weights += [array.sum(dtype=np.float64), rows.sum(dtype=np.float64)]
-                    terms += [np.count_nonzero(array), np.count_nonzero(rows)]
-                largest = max(largest, float(np.abs(rows.astype(np.float64) - after[name]).max(initial=0.0)))
-                alike = (rows == after[name]).reshape(len(rows), -1).all(1)
-                same &= alike if len(alike) == len(same) else alike.all()
-            num_run, equal = num_run + len(same), equal + int(same.sum())
-        if not largest <= TOLERANCES["fp32"].atol:
-            raise PassError(
-                f"outputs of the cut file differ by {largest:.3g} on texts whose tokens are kept", "report this model"
-            )
-        cosines = self._cosines(runs[0], changed, over)
+        run = open_alike(self._source, provider=CPU, disabled=()).run
+        cosines = self._cosines(run, changed, over)
+        found = self._compare_outputs(run, cut, found, tried[:: -(-len(tried) // _MOST_RUN) or 1], over)
         return replace(
-            found,
-            num_run=num_run,
-            num_equal=equal,
-            largest_difference=largest,
-            cosine_mean=float(np.mean(cosines)) if cosines else None,
-            cosine_min=min(cosines, default=None),
-            weight_lost=1 - weights[1] / weights[0] if weights[0] else None,
-            terms=(terms[0] / num_run, terms[1] / num_run) if weights[0] else None,
+            found, cosine_mean=sum(cosines) / len(cosines) if cosines else None, cosine_min=min(cosines, default=None)
         )
 
-    def _cosines(self, run: Runner, changed: Sequence[Changed], over: Sequence[str]) -> list[float]:
-        """Return the cosine of the vectors of each text as it was and as it is read now; nothing without vectors."""
+    def _read_twice(
+        self, texts: Sequence[Text], limit: Limit | None = None
+    ) -> list[tuple[Text, EncodedText, EncodedText]]:
+        """Return the tokens of texts, and what they would be without the held-out texts, by their former ids."""
+        both = [self._texts.read(one, texts, limit=limit) for one in (self._own, self._other)] if texts else [[], []]
+        former = [replace(text, ids=tuple(self._part[list(text.ids)].tolist())) for text in both[1]]
+        return list(zip(texts, both[0], former, strict=True))
+
+    def _feeds(self, text: EncodedText) -> dict[str, NDArray[Any]]:
+        size, length = fixed_shape(self._source)
+        return text_feeds(self._source, self._own.pad([text] * (size or 1), length))
+
+    def _compare_outputs(
+        self, run: Runner, cut: ModelFile, found: VocabularyCut, texts: Sequence[Text], over: Sequence[str]
+    ) -> VocabularyCut:
+        """Run both files on each text alone."""
+        run_cut = open_alike(cut, provider=CPU, disabled=()).run
+        places = np.zeros(int(self._kept[-1]) + 1, np.int64)
+        places[self._kept] = np.arange(len(self._kept))
+        equal, largest, sums = [], 0.0, np.zeros((2, 2))  # weights and terms, before and after
+        for text in filter(len, self._texts.read(self._own, texts, limit=self._limit) if texts else ()):
+            feeds = self._feeds(text)
+            after = run_cut({**feeds, IDS: places[feeds[IDS]].astype(feeds[IDS].dtype)})
+            outputs = dict(run(feeds))
+            for name in over:
+                whole, outputs[name] = outputs[name], np.take(outputs[name], self._kept, -1)
+                if whole.ndim == 2 and (whole >= 0).all():  # of a sparse encoder
+                    sums += [[one.sum(dtype=np.float64), np.count_nonzero(one)] for one in (whole, outputs[name])]
+            equal.append(all(np.array_equal(array, after[name]) for name, array in outputs.items()))
+            for name, array in outputs.items() if not equal[-1] else ():
+                largest = max(largest, float(np.abs(array.astype(np.float64) - after[name]).max(initial=0.0)))
+        if not largest <= TOLERANCES["fp32"].atol:
+            raise PassError(f"outputs of the cut file differ by {largest:.3g} on texts whose tokens are kept", _REPORT)
+        (before, num_before), (weights, num_terms) = sums.tolist()
+        return replace(
+            found,
+            num_run=len(equal),
+            num_equal=sum(equal),
+            largest_difference=largest,
+            weight_lost=1 - weights / before if before else None,
+            terms=(num_before / len(equal), num_terms / len(equal)) if before else None,
+        )
+
+    def _cosines(self, run: Runner, texts: Sequence[Text], over: Sequence[str]) -> list[float]:
+        """Return the cosine of each text's vector with that of its tokens without the held-out texts."""
         found = []
-        for pair in changed if fixed_shape(self._source) == (None, None) else ():
-            outputs = [run(text_feeds(self._source, self._own.pad([text]))) for text in pair]
+        for _, *pair in self._read_twice(texts, self._limit):
+            outputs = [run(self._feeds(text)) for text in pair]
             for name in [name for name, array in outputs[0].items() if array.ndim == 2 and array.dtype.kind == "f"]:
                 one, two = (output[name][0].astype(np.float64) for output in outputs)
                 if name in over:
-                    two[np.setdiff1d(np.arange(len(two)), self._kept)] = 0
+                    two[np.setdiff1d(np.arange(len(two)), self._part)] = 0
                 size = float(np.linalg.norm(one) * np.linalg.norm(two))
                 found += [float(one @ two) / size] if size and one.shape == two.shape else []
         return found

@@ -21,6 +21,7 @@ from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize.quantization.calibration import OWN_TEXTS
 from onnxtool.optimize.report import VocabularyCut
 from tests.export.text_tokenizers import CLASSES, train
+from tests.generators import exported
 from tests.workshop import Workshop
 
 TEXTS = [text.contents for text in read_texts(OWN_TEXTS)]
@@ -108,14 +109,14 @@ def random_models(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) 
                 vocab_size=tokenizer.get_vocab_size() + 10, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
                 intermediate_size=32, max_position_embeddings=80, tie_word_embeddings=kind == "RoBERTa",
             )  # fmt: skip
-            checkpoint = folder / f"{kind}-checkpoint"
-            transformers.XLMRobertaForMaskedLM(config).save_pretrained(checkpoint)
-            tokenizer.save(str(checkpoint / "tokenizer.json"))
+            saved = folder / f"{kind}-checkpoint"
+            transformers.XLMRobertaForMaskedLM(config).save_pretrained(saved)
+            tokenizer.save(str(saved / "tokenizer.json"))
             roles = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
             stated = {f"{role}_token": token for role, token in roles.items()} | {"tokenizer_class": CLASSES[kind]}
-            (checkpoint / "tokenizer_config.json").write_text(json.dumps(stated))
+            (saved / "tokenizer_config.json").write_text(json.dumps(stated))
             export_model(
-                ExportOptions(str(checkpoint), output=folder / f"{kind}.onnx", exporter="torchscript", verify=False)
+                ExportOptions(str(saved), output=folder / f"{kind}.onnx", exporter="torchscript", verify=False)
             )
 
     return workshop.made("vocabularies", make)
@@ -192,3 +193,13 @@ def test_files_that_share_a_tokenizer_with_others_are_refused(trained: Path, tmp
     ModelFile.open(path).stamp({PARTNER_KEY: "partner.onnx"})
     with pytest.raises(PassError, match=r"shares it with another file \(onnxtool.partner\)"):
         cut(path, tmp_path / "cut.onnx")
+
+
+def test_a_language_model_with_its_cache_is_cut(workshop: Workshop, tmp_path: Path) -> None:
+    """Its head, whose rows are more than the tokenizer's tokens, and inputs that no tokenizer gives."""
+    texts = write_texts(tmp_path / "texts.jsonl", ["the city paris", "london is the city"])
+    found = cut(exported(workshop, "llama"), tmp_path / "cut.onnx", vocabulary=texts)
+    assert found.rows_before == 100
+    assert found.num_equal == found.num_run == 2
+    (answer,) = load(tmp_path / "cut.onnx").answer(["the city"]).answers
+    assert answer
