@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -49,6 +48,7 @@ from onnxtool.optimize.verification import FaultyPassError, Original, Reference,
 from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.reports import Json, WritePlan, planned_files
+from onnxtool.runtime.adapters import copy_adapters, with_each_adapter
 from onnxtool.runtime.comparison import failure
 from onnxtool.runtime.difference import TOLERANCES, Tolerance
 from onnxtool.runtime.given_inputs import NO_INPUTS
@@ -119,6 +119,7 @@ def plan_optimization(options: OptimizeOptions) -> WritePlan:
     if options.compiled:
         notes = (f"what {options.target.place} compiles goes to a file of its own beside each",)
     files = [*set_files(output, options.sizes), output]
+    files += [output.with_name(one.file) for one in source.adapters if output.parent != source.path.parent]
     if len(files) > 1:
         files.append(output.with_name(f"{output.name}.data"))
     if options.vocabulary is not None:
@@ -192,14 +193,15 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
             turns = find_turns(model)
             reference = Original(source, original, options.target, before.ops, disabled, turns, options.given).run()
             stopwatch.lap("verify")
-        feeds = verification_feeds(source, options.given) if options.precision != "fp32" else ()
+        feeds = verification_feeds(source, options.given) if options.precision != "fp32" else []
+        feeds = [*with_each_adapter(source, feeds)]
         finishing = FINISHING[options.target.name]
         conversion = Conversion(options, source, feeds, staging.folder, context, finishing, disabled)
         run = _Run(options, source, before, attentions, staging, reference, stopwatch, judge)
         del model, storage
         result, report = run.write_with_right_passes(passes, conversion)
-        for adapter in source.adapters if output.parent.resolve() != source.path.parent.resolve() else ():
-            shutil.copy(str(source.with_adapter(adapter.name).adapter), staging.folder / adapter.file)
+        if output.parent.resolve() != source.path.parent.resolve():
+            copy_adapters(source, staging.folder)
         target = ExecutionProvider.parse(report.provider) if options.provider == AUTO else options.target
         target = replace(target, precision=BF16 if report.precision == BF16 else FP32)
         speed, not_timed = _speed(options, target, source, result)
@@ -367,7 +369,7 @@ class _Run:
             ranking = measure_ranking(self.source, result, self.source)
             self.stopwatch.lap("ranking")
         if quantization is not None and self.reference is not None and not target.row.is_reference:
-            error = _measured_error(result, self.source, target, conversion, f"on {target.place}")
+            error = _error_on_provider(result, self.source, target, conversion)
             quantization = replace(quantization, error=error)
         report = OptimizeReport(
             output=str(self.staging.output),
@@ -403,21 +405,18 @@ class _Run:
         verifier = Verifier(reference, steps, conversion.context, tolerance, stored)
         verification = verifier.verify(result)
         for one in self.source.adapters:
-            notes += (self._compare_adapter(one.name, result, verifier, conversion, precision),)
+            notes += (self._compare_adapter(one.name, result, verifier),)
         self.stopwatch.lap("verify")
         return verification, notes
 
-    def _compare_adapter(
-        self, name: str, result: ModelFile, verifier: Verifier, conversion: Conversion, precision: str
-    ) -> str:
+    def _compare_adapter(self, name: str, result: ModelFile, verifier: Verifier) -> str:
         """Compare the result with an adapter with the source with the same adapter; return the figures.
 
         Raises:
             VerificationError: an output differs.
-            PassError: with the adapter, the error of a quantized result is above the bound.
         """
         tell(f"comparing the adapter {name}")
-        original, where = verifier.reference.original, f"with the adapter {name}"
+        original = verifier.reference.original
         source, path, result = (
             ModelFile.open(one).with_adapter(name, self.source.path) for one in (self.source, original.path, result)
         )
@@ -425,13 +424,9 @@ class _Run:
         found = reference.compare(result, verifier.tolerance, verifier.stored)
         if not found.passed:
             error = failure(found, f"leave out --precision, or export it merged: --model_name {name}")
-            error.message = f"{where}, {error.message}"
+            error.message = f"with the adapter {name}, {error.message}"
             raise error
-        figures = f"{where}: max_abs_error {found.max_abs_error:.3g}, cosine {found.cosine_min:.8f}"
-        if precision not in QUANTIZED:
-            return figures
-        on_texts = _measured_error(result, source, _target_of(conversion, precision), conversion, where)
-        return f"{figures}, 1 - cosine on the calibration texts {on_texts:.2g}"
+        return f"with the adapter {name}: max_abs_error {found.max_abs_error:.3g}, cosine {found.cosine_min:.8f}"
 
 
 def _target_of(conversion: Conversion, precision: str) -> ExecutionProvider:
@@ -451,23 +446,23 @@ def _load(source: ModelFile, options: OptimizeOptions) -> tuple[ir.Model, Storag
     return model, Storage.adding(model, Pruning.in_graph(options.prune))
 
 
-def _measured_error(
-    result: ModelFile, source: ModelFile, target: ExecutionProvider, conversion: Conversion, where: str
+def _error_on_provider(
+    result: ModelFile, source: ModelFile, target: ExecutionProvider, conversion: Conversion
 ) -> float:
-    """Measure the error of the quantized result on the calibration inputs where it is to run, or with an adapter.
+    """Measure the error of the quantized result on the calibration inputs where it is to run.
 
     Raises:
-        PassError: it is above the bound, which held on the CPU without an adapter.
+        PassError: it is above the bound, which held on the CPU.
     """
     feeds = conversion.calibration.feeds
-    tell(f"measuring the error {where}")
+    tell(f"measuring the error on {target.place}")
     session = open_alike(source, provider=CPU, disabled=conversion.disabled_optimizers)
     expected = [session.run(given) for given in feeds]
     session = open_alike(result, provider=target, disabled=conversion.disabled_optimizers)
     error = float(measure_errors(session, feeds, expected).max(initial=0.0))
     if error > conversion.bound:
         raise PassError(
-            f"the error {where} is {error:.3g}, above {conversion.bound:g}, which holds on the CPU alone",
+            f"the error on {target.place} is {error:.3g}, above {conversion.bound:g}, which holds on the CPU",
             "no file was written; allow it with --max_error, or pass another --precision",
         )
     return error

@@ -49,6 +49,7 @@ from onnxtool.optimize.vocabulary_check import HELD_OUT, Check, Texts
 from onnxtool.optimize.vocabulary_rows import IDS, VocabularyRows
 from onnxtool.progress import tell
 from onnxtool.reading import parse_json, read_bytes, read_json
+from onnxtool.runtime.adapters import copy_adapters
 from onnxtool.runtime.tokens import open_tokenizer
 from onnxtool.summary import summarize_file
 
@@ -82,6 +83,7 @@ def optimize_cut(source: ModelFile, output: Path, options: OptimizeOptions, opti
         if own.is_dir() and own.samefile(work.folder.path):
             raise OutputWriteError(f"the cut tokenizer would replace the whole one in {own}", "pass another --output")
         cut, found = work.write(runs=options.verify)
+        copy_adapters(source, inside)
         old = own.rglob("*") if own.is_dir() else ()
         stale = [
             path for path in old if _is_small(path, own) and not (inside / own.name / path.relative_to(own)).exists()
@@ -102,7 +104,7 @@ def optimize_cut(source: ModelFile, output: Path, options: OptimizeOptions, opti
         ):
             inner = replace(inner, calibration=texts)  # all of their tokens are there
         report = optimize(inner)
-        for file in cut.files:
+        for file in (cut.path, *(cut.path.with_name(name) for name in cut.external_locations)):
             file.unlink()
         for file in list(inside.iterdir()):
             file.rename(staging.model_path.parent / file.name)

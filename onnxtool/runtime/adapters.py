@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import ModelFileError, first_line
+from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import digest_of_blocks
 
 if TYPE_CHECKING:
@@ -45,6 +47,25 @@ class Adapter:
 def adapter_file(graph: Path, name: str) -> str:
     """Return the name of the file of an adapter next to a graph."""
     return f"{graph.stem}.{name}.onnx_adapter"
+
+
+def with_each_adapter(
+    model: ModelFile, feeds: Sequence[Mapping[str, NDArray[Any]]]
+) -> tuple[Mapping[str, NDArray[Any]], ...]:
+    """Return inputs for a model with the values of each of its adapters, one after another, and then without any."""
+    adapters = [Adapter(path) for one in model.adapters if (path := model.with_adapter(one.name).adapter)]
+    values = [{name: value.numpy().copy() for name, value in one.values.items()} for one in adapters]
+    return tuple({**given, **chosen} for chosen in (*values, {}) for given in feeds)
+
+
+def copy_adapters(model: ModelFile, folder: Path) -> None:
+    """Copy the files of a model's adapters.
+
+    Raises:
+        ModelFileError: one is not the file that was written with the model.
+    """
+    for one in model.adapters:
+        shutil.copy(str(model.with_adapter(one.name).adapter), folder / one.file)
 
 
 def write_adapter(path: Path, arrays: Mapping[str, NDArray[Any]]) -> str:

@@ -93,6 +93,8 @@ class Session:
         given = self.nested(feeds)
         missing = sorted(set(self.input_names) - set(given))
         unknown = sorted(set(given) - set(self.input_names))
+        if unknown:  # or the values of an adapter
+            unknown = sorted({*unknown} - {value.name for value in self._inference.get_overridable_initializers()})
         if missing or unknown:
             raise InputError(
                 f"{self.model.path} takes {', '.join(self.input_names)}; missing: {', '.join(missing) or 'none'}, "

@@ -131,13 +131,22 @@ def test_an_optimized_file_takes_the_same_adapters(
 ) -> None:
     """They are copied to the folder of the output, and each was compared."""
     base, first, second, file = bert
-    bound = 0.05 if precision == "int8" else None
-    report = optimize_model(
-        OptimizeOptions(file, output=tmp_path / "m.onnx", precision=precision, timing=False, max_error=bound)
-    )
+    report = optimize_model(OptimizeOptions(file, output=tmp_path / "m.onnx", precision=precision, timing=False))
     assert sum(note.startswith("with the adapter") for note in report.notes) == 2
     shutil.copytree(file.with_suffix(""), tmp_path / "m")
     require_equal(tmp_path / "m.onnx", base, (first, second), atol)
+
+
+def test_a_cut_vocabulary_takes_the_same_adapters(bert: tuple[Path, Path, Path, Path], tmp_path: Path) -> None:
+    """The file is cut in a folder of its own, where no adapter lies."""
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    optimize_model(
+        OptimizeOptions(bert[3], output=tmp_path / "m.onnx", vocabulary=tmp_path / "texts.txt", timing=False)
+    )
+    for name in (None, "legal"):
+        expected: Any = load(bert[3], adapter=name, provider="cpu").encode(TEXTS)
+        found: Any = load(tmp_path / "m.onnx", adapter=name, provider="cpu").encode(TEXTS)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_bound_runs_use_the_adapter(bert: tuple[Path, Path, Path, Path]) -> None:

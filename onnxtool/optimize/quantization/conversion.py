@@ -41,6 +41,7 @@ from onnxtool.optimize.quantization.int4 import to_int4
 from onnxtool.optimize.quantization.int8 import to_int8, unsigned_weights
 from onnxtool.optimize.report import PassResult, Quantization
 from onnxtool.progress import tell
+from onnxtool.runtime.adapters import with_each_adapter
 from onnxtool.runtime.providers import BF16, FP32, products_saturate
 
 MAX_ERROR = 0.01
@@ -108,7 +109,8 @@ class Conversion:
     @cached_property
     def calibration(self) -> Calibration:
         """The inputs to calibrate on."""
-        return make_calibration(self.source.path, self.options.calibration, self.options.given)
+        found = make_calibration(self.source.path, self.options.calibration, self.options.given)
+        return replace(found, feeds=with_each_adapter(self.source, found.feeds))
 
     def convert(self, model: ir.Model, precision: str, activations: str = MIXED) -> Converted:
         """Convert the fused `model`, which may be changed in place, and record the precision in its metadata.
