@@ -84,6 +84,7 @@ def optimize_cut(source: ModelFile, output: Path, options: OptimizeOptions, opti
             raise OutputWriteError(f"the cut tokenizer would replace the whole one in {own}", "pass another --output")
         cut, found = work.write(runs=options.verify)
         copy_adapters(source, inside)
+        del work  # which holds the weights
         old = own.rglob("*") if own.is_dir() else ()
         stale = [
             path for path in old if _is_small(path, own) and not (inside / own.name / path.relative_to(own)).exists()
@@ -148,23 +149,18 @@ class Cut:
         self._texts = Texts(texts, source, self.folder)
         self._model = load_model(source.path)
         self._settings = {file.relative_to(self.folder.path).as_posix(): file for file in _small_files(self.folder)}
-        self._rows = VocabularyRows(self._model, self._outputs())
-
-    def _outputs(self) -> list[str]:
-        """Return the outputs whose last axis is the vocabulary.
-
-        Raises:
-            PassError: the file does not say.
-        """
         shapes, size = find_shapes(self._model), self._vocabulary.size
         wide = [str(one.name) for one in self._model.graph.outputs if (shapes.fixed(one, -1) or 0) >= size]
-        if wide and not self._source.stated_task:
+        is_over = source.stated_task in _OVER_VOCABULARY
+        has_latents = self.folder.sentence_modules.find("SparseAutoEncoder") is not None
+        self._rows = VocabularyRows(self._model, wide if is_over and not has_latents else [])
+        self._over = [str(value.name) for value in self._rows.axes if value.is_graph_output()]
+        unclear = [name for name in wide if name not in self._over and not source.stated_task]
+        if unclear:
             raise PassError(
-                f"{self._source.path} does not say whether {some(wide)} is over the vocabulary",
+                f"{source.path} does not say whether {some(unclear)} is over the vocabulary",
                 "export the checkpoint with onnxtool, which states the task",
             )
-        is_over = self._source.stated_task in _OVER_VOCABULARY
-        return wide if is_over and self.folder.sentence_modules.find("SparseAutoEncoder") is None else []
 
     def planned(self) -> list[Path]:
         """Return the files beside the graph, after a look at the texts."""
@@ -200,10 +196,9 @@ class Cut:
             raise PassError(f"the weights fall by {before - after} bytes, and the rows have {gone}", "report this")
         sizes = self._source.size_bytes, cut.size_bytes
         found = VocabularyCut(size, len(kept), before, after, *sizes, notes=notes)
-        over = [str(value.name) for value in self._rows.axes if value.is_graph_output()]
         held_out = kept if self._texts.tokens else vocabulary.kept(part)
         check = Check(self._source, self.folder, self._texts, kept, held_out)
-        return cut, check.compare(cut, found, over, runs=runs)
+        return cut, check.compare(cut, found, self._over, runs=runs)
 
     def _basic_ids(self) -> set[int]:
         """Return the ids that are kept whatever the texts are."""
