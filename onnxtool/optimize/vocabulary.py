@@ -45,10 +45,10 @@ from onnxtool.model_file.metadata import (
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.options import QUANTIZED, OptimizeOptions
 from onnxtool.optimize.report import OptimizeReport, VocabularyCut
-from onnxtool.optimize.vocabulary_check import HELD_OUT, Check, Texts
+from onnxtool.optimize.vocabulary_check import HELD_OUT, Check, Texts, read_settings
 from onnxtool.optimize.vocabulary_rows import IDS, VocabularyRows
 from onnxtool.progress import tell
-from onnxtool.reading import parse_json, read_bytes, read_json
+from onnxtool.reading import parse_json, read_bytes
 from onnxtool.runtime.adapters import copy_adapters
 from onnxtool.runtime.tokens import open_tokenizer
 from onnxtool.summary import summarize_file
@@ -207,7 +207,7 @@ class Cut:
         named = (*own.added_tokens, *filter(None, map(own.named_token, ROLES)), *map(str, words))
         found = {*filter(None, map(own.id_of, named))}
         for path in self._settings.values():
-            found.update(ids_in_settings(read_json(path)) if path.suffix == ".json" else ())
+            found.update(ids_in_settings(read_settings(path)) if path.suffix == ".json" else ())
         # Positions begin behind the id of padding, which therefore stays where it is.
         return found | self._rows.compared | {*range(reserved_positions(self.folder))}
 
@@ -216,6 +216,7 @@ class Cut:
         new, content = renumbering(kept), self._vocabulary.trimmed(kept)
         tokens = Vocabulary.of(content).ids
         query, notes = self.folder.sentence_modules.query, []
+        by_token = () if query is None else table_files(query)
         for name, path in self._settings.items():
             target = self._files / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -230,8 +231,8 @@ class Cut:
             elif path.suffix != ".json":
                 shutil.copyfile(path, target)
             else:
-                value = read_json(path)
-                if path.name == IDF_NAME or (query is not None and name in table_files(query)):
+                value = read_settings(path)
+                if isinstance(value, dict) and (path.name == IDF_NAME or name in by_token):
                     value = {token: weight for token, weight in value.items() if token in tokens}
                 missing = {*ids_in_settings(value)} - {*self._vocabulary.ids.values()}
                 notes += [f"{name} names the id {number}, which no token has: it is null now" for number in missing]

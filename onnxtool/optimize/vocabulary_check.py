@@ -38,6 +38,19 @@ _READ_AT_ONCE, _MOST_RUN, _MOST_CHANGED = 256, 256, 64  # texts
 _REPORT = "report this model"
 
 
+def read_settings(path: Path) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        InputError: it is malformed, or cannot be read.
+    """
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it is not JSON: {error}"
+        raise InputError(f"cannot read {path}: {reason}", "check the file, and its path") from None
+
+
 class Texts:
     """The texts of a file or test collection, as a model's tokenizer reads them.
 
@@ -48,7 +61,7 @@ class Texts:
     def __init__(self, path: Path, model: ModelFile, folder: CheckpointFolder) -> None:
         self._path, self._model, self._folder = path, model, folder
         self._prompts = ["", *(prompt for prompt in Prompts.of(folder).by_name.values() if prompt)]
-        listed = read_json(path) if path.suffix == ".json" else None
+        listed = read_settings(path) if path.suffix == ".json" else None
         if listed is not None and not (
             isinstance(listed, list) and listed and all(isinstance(one, str) for one in listed)
         ):

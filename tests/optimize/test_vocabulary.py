@@ -146,13 +146,17 @@ def test_logits_of_other_tokenizers_are_equal_bit_by_bit(random_models: Path, tm
         ("empty.jsonl", '{"id": "1", "contents": ""}', "the texts have no tokens"),
         ("list.json", '["hello", "nonsuch"]', "has no 'nonsuch'"),
         ("list.json", "{}", "not a JSON list of tokens"),
+        ("list.json", "[", "cannot read .*: it is not JSON"),
+        ("missing.json", None, "No such file"),
         ("-", "", "read twice"),
     ],
 )
-def test_what_names_no_tokens_is_refused(trained: Path, tmp_path: Path, name: str, content: str, match: str) -> None:
+def test_what_names_no_tokens_is_refused(
+    trained: Path, tmp_path: Path, name: str, content: str | None, match: str
+) -> None:
     """Nothing would be left of the vocabulary but characters."""
     texts = Path(name) if name == "-" else tmp_path / name
-    if name != "-":
+    if name != "-" and content is not None:
         texts.write_text(content)
     with pytest.raises(InputError, match=match):
         cut(trained, tmp_path / "cut.onnx", vocabulary=texts)
