@@ -34,7 +34,7 @@ from onnxtool.optimize.kept import note_matches, read_kept, require_matches
 from onnxtool.optimize.options import INT4_FP16, MIXED, QUANTIZED, OptimizeOptions
 from onnxtool.optimize.pipeline import MOST_ROUNDS, Context, FailedPassError, Outcome, Pass, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, PRESETS
-from onnxtool.optimize.quantization.candidates import Judge, choose
+from onnxtool.optimize.quantization.candidates import Judge, Judgement, choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, Conversion, Converted
 from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
 from onnxtool.optimize.quantization.error import measure_errors
@@ -321,13 +321,27 @@ class _Run:
             if len(finishing) < len(conversion.finishing):
                 conversion = replace(conversion, finishing=finishing)
 
+    def _judge_with(self, storage: Storage | None) -> Judge | None:
+        """Return the judge of candidates as the output would be, which stores or prunes vectors; they do not."""
+        judge = self.judge
+        if judge is None or storage is None:
+            return judge
+
+        def judge_stored(path: Path) -> Judgement:
+            model = load_model(path)
+            storage.put_back(model)
+            with scratch_file(model, self.staging.folder) as file:
+                return judge(file)
+
+        return judge_stored
+
     def _write(self, passes: Sequence[Pass], conversion: Conversion) -> tuple[ModelFile, OptimizeReport]:
         """Run the passes, convert, write and verify; return the file, which is not stamped yet, and what was done."""
         options = self.options
         model, storage = _load(self.source, options)
         model, results = run_passes(model, passes, conversion.context)
         self.stopwatch.lap("passes")
-        converted, conversion, candidates = _convert(model, options, conversion, self.judge)
+        converted, conversion, candidates = _convert(model, options, conversion, self._judge_with(storage))
         steps, results = (*MOST_ROUNDS * tuple(passes), *converted.steps), (*results, *converted.results)
         if converted.precision != "fp32" or candidates:
             self.stopwatch.lap("precision")

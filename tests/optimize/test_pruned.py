@@ -14,6 +14,8 @@ from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import ExportError, InputError, OptionError, PassError, TargetError
 from onnxtool.infer.vectors import SparseVectors
 from onnxtool.model_file import ModelFile
+from onnxtool.optimize.quantization import candidates
+from onnxtool.optimize.quantization.candidates import CANDIDATES, Judgement
 from onnxtool.runtime.session import open_session
 from tests.infer.tiny_models import model_for, splade_terms, table, write_model
 from tests.workshop import Workshop
@@ -58,6 +60,22 @@ def test_a_pruned_graph_is_optimized_again_on_all_its_weights(plain: Path, tmp_p
         optimize_model(OptimizeOptions(first, output=tmp_path / "x.onnx", prune="top_k:3"))
     with pytest.raises(InputError, match="the graph itself is pruned by top_k:9"):
         terms_of(first, plain.with_suffix(""), prune="top_k:3")
+
+
+def test_candidates_are_judged_as_they_would_be_written(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    monkeypatch.setitem(CANDIDATES, "cpu", CANDIDATES["cpu"][:1])  # float32: others take a second each
+    monkeypatch.setattr(candidates, "_latencies_ms", lambda *_: [1.0])
+
+    def judge(path: Path) -> Judgement:
+        counts.append(int(np.count_nonzero(terms_of(path, plain.with_suffix("")), axis=1).max()))
+        return Judgement({})
+
+    options = OptimizeOptions(plain, output=tmp_path / "m.onnx", precision="auto", prune="top_k:9", verify=False)
+    optimize_model(options, judge=judge)
+    assert counts == [9]
 
 
 def test_a_damaged_threshold_is_found(plain: Path, tmp_path: Path) -> None:
