@@ -109,6 +109,12 @@ def test_what_prunes_elsewhere_is_told_or_refused(workshop: Workshop, tmp_path: 
 
     folder = export("sentence-transformers")
     assert json.loads((folder / "config_sentence_transformers.json").read_text())["max_active_dims"] == 9
+    settings = Path(checkpoint) / "config_sentence_transformers.json"
+    assert not settings.exists()
+    settings.write_text('{"max_active_dims": 4}')
+    kept = json.loads((export("sentence-transformers") / settings.name).read_text())["max_active_dims"]
+    settings.unlink()
+    assert kept == 4
     with pytest.raises(TargetError, match="keeps a number of terms"):
         export("sentence-transformers", "max_ratio:0.5")
     with pytest.raises(TargetError, match="a graph for fastembed gives no term weights"):

@@ -132,7 +132,8 @@ class SentenceTransformersSpecification(TargetSpecification):
         if kind != TOKENS:  # a PyLate model without a name gets converted; a name would prevent that
             encoder.setdefault("model_type", _ENCODERS[kind])
         if self.pruning is not None:
-            encoder["max_active_dims"] = int(self.pruning.number)
+            own, number = encoder.get("max_active_dims"), int(self.pruning.number)
+            encoder["max_active_dims"] = min(own, number) if isinstance(own, int) else number
         required = as_object(encoder.get("requirements"))
         write_json(folder / ENCODER_NAME, {**encoder, "requirements": {**required, **requirement}})
 
