@@ -150,7 +150,11 @@ def _vectors(model: LoadedModel, texts: tuple[TextInput, ...], options: VectorOp
     for start in range(0, len(texts), _TEXTS_AT_A_TIME):
         part = [text.contents for text in texts[start : start + _TEXTS_AT_A_TIME]]
         vectors: Any = model.encode(
-            part, prompt=options.prompt, task=model.task_of(options.text_task), dimensions=options.dimensions
+            part,
+            prompt=options.prompt,
+            task=model.task_of(options.text_task),
+            dimensions=options.dimensions,
+            prune=options.prune,
         )
         yield vectors.vectors if isinstance(vectors, TokenVectors) else vectors
 

@@ -17,6 +17,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.optimize.quantization import candidates
 from onnxtool.optimize.quantization.candidates import CANDIDATES, Judgement
 from onnxtool.runtime.session import open_session
+from tests.infer.test_late_interaction import encoder
 from tests.infer.tiny_models import model_for, splade_terms, table, write_model
 from tests.workshop import Workshop
 
@@ -149,6 +150,18 @@ def test_a_model_without_terms_has_none_to_prune(tmp_path: Path) -> None:
     path = write_model(tmp_path, model_for("sentence-similarity", table(15, 4), "last_hidden_state"))
     with pytest.raises(PassError, match="is for the term weights of a sparse encoder, and the graph gives last_hidden"):
         optimize_model(OptimizeOptions(path, prune="top_k:2"))
+
+
+def test_ranges_are_those_of_merged_vectors(tmp_path: Path) -> None:
+    """Which have length 1; those of the table's rows are longer."""
+    path, corpus = encoder(tmp_path), tmp_path / "corpus.txt"
+    corpus.write_text("the cat sat on the mat\na red dog\n")
+    options = CorpusOptions(prune="pool_factor:2", vectors_as="int8", calibration=corpus)
+    encode_corpus(path, corpus, tmp_path / "vectors", options)
+    manifest = json.loads((tmp_path / "vectors.manifest.json").read_text())
+    merged: Any = load(path).encode(corpus.read_text().splitlines(), prune="pool_factor:2")
+    ranges = manifest["identity"]["vectors"]["ranges"]
+    np.testing.assert_allclose(ranges, [merged.vectors.min(axis=0), merged.vectors.max(axis=0)], rtol=1e-6)
 
 
 @pytest.mark.parametrize("output_format", ["jsonl", "parquet"])
