@@ -91,7 +91,7 @@ def evaluate_model(
     base = None if options.against is None else _open_base(options.against, options, model.kind)
     systems = [system for system in (model, base) if system is not None]
     _refuse_unused(options, systems)
-    _require_figures(gates, [*measures, *([_INDEX] if options.prune else [])], model, base)
+    _require_figures(gates, measures, model, base, has_sizes=bool(options.prune))
     if run_path is not None:
         _require_plain_ids(chain(collection.queries, (document.id for document in read_documents(collection))))
     cuts = parse_cuts(options.prune)
@@ -129,7 +129,7 @@ def evaluate_model(
         notes=tuple(_notes(collection, found, model, base, options)),
     )
     if cuts:
-        report = _with_pruned(report, every, found.run if others is None else others.run, collection, measures, gates)
+        report = _with_pruned(report, every, others, collection, measures, gates)
     else:
         overlap = None if against is None else against.overlap_at_10
         figures = _figures(report.measures, report.model, overlap)
@@ -271,20 +271,21 @@ def _retrieve_each(system: System, collection: Collection, cuts: Sequence[Cut]) 
 def _with_pruned(
     report: EvaluationReport,
     found: Mapping[Cut, SearchResults],
-    compared: Run,
+    others: SearchResults | None,
     collection: Collection,
     measures: Mapping[str, Any],
     gates: Sequence[Gate],
 ) -> EvaluationReport:
     """Measure what was found with smaller vectors, and choose the smallest index for which no gate is met.
 
-    Gates compare with the base, which found `compared`, or else with the vectors as they are. If each index meets one,
+    Gates compare with the base, which found `others`, or else with the vectors as they are. If each index meets one,
     all these gates count.
     """
+    compared = found[Cut()].run if others is None else others.run
     whole = compute(measures, collection.judgements, found[Cut()].run)
     base = _figures(report.measures, report.model, 1.0, found[Cut()].sizes)
-    if report.against is not None:
-        base = _figures_of_base(report.against)
+    if report.against is not None and others is not None:
+        base = _figures_of_base(report.against, others.sizes)
     results = []
     for cut, one in found.items():
         assert one.sizes is not None  # noqa: S101  of vectors
@@ -464,7 +465,9 @@ def _figures_of(system: SystemReport) -> dict[str, float | None]:
     return {name: figures.get(name) for name in _OF_SYSTEMS}
 
 
-def _require_figures(gates: Sequence[Gate], measures: Iterable[str], model: System, base: System | None) -> None:
+def _require_figures(
+    gates: Sequence[Gate], measures: Iterable[str], model: System, base: System | None, *, has_sizes: bool
+) -> None:
     """Refuse gates on figures that a system will not have, before anything is encoded.
 
     Raises:
@@ -475,7 +478,8 @@ def _require_figures(gates: Sequence[Gate], measures: Iterable[str], model: Syst
         terms = Terms(0.0, 0.0, 0.0) if system.kind == SPARSE else None
         query_ms = None if system.kind == BM25 else 0.0
         report = SystemReport(system.name, system.kind, "", system.size_bytes, query_ms, 0.0, terms)
-        return {**dict.fromkeys((*measures, _OVERLAP), 0.0), **_figures_of(report)}
+        sizes = [_INDEX] if has_sizes and isinstance(system, VectorSystem) else []
+        return {**dict.fromkeys((*measures, _OVERLAP, *sizes), 0.0), **_figures_of(report)}
 
     check_gates(gates, expected(model), expected(base or model))
 
@@ -489,9 +493,10 @@ def _figures(
     return figures | _figures_of(system) | ({} if sizes is None else {_INDEX: sizes.index_bytes})
 
 
-def _figures_of_base(against: Comparison) -> dict[str, Json]:
+def _figures_of_base(against: Comparison, sizes: Sizes | None = None) -> dict[str, Json]:
     figures: dict[str, Json] = {name: difference.base for name, difference in against.measures.items()}
-    return figures | _figures_of(against.base) | {_OVERLAP: 1.0}
+    figures |= _figures_of(against.base) | {_OVERLAP: 1.0}
+    return figures | ({} if sizes is None else {_INDEX: sizes.index_bytes})
 
 
 def _check_gates(gates: Sequence[Gate], figures: dict[str, Json], base: dict[str, Json] | None) -> Iterator[GateCheck]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from onnxtool import EvaluateOptions, evaluate_model, load
-from onnxtool.errors import InputError, OptionError
+from onnxtool.errors import GateError, InputError, OptionError
 from onnxtool.evaluation import systems
 from onnxtool.evaluation.report import EvaluationReport
 from tests.cli.entry_point import run_onnxtool
@@ -141,6 +141,16 @@ def test_a_rule_that_is_not_for_the_model_is_refused(model: Path, data: Path, ru
 def test_a_run_of_several_searches_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="a run has the results of one search"):
         evaluate_model(model, data, EvaluateOptions(prune=("top_k:1",)), run_path=tmp_path / "a.run")
+
+
+def test_an_index_is_compared_with_that_of_another_file(model: Path, data: Path) -> None:
+    """The gate is known to be possible, or not, before anything is encoded."""
+    report = evaluate(model, data, "top_k:1", against=str(model), fail_if=("index_bytes>-1%",))
+    assert [gate.met for gate in report.gates] == [False]
+    whole, smaller = (one.sizes.index_bytes for one in report.pruned)
+    assert f"index_bytes is {smaller}, {whole} in the base" in report.gates[0].text
+    with pytest.raises(GateError, match="the base has no figure 'index_bytes'"):
+        evaluate(model, data, "top_k:1", against="bm25", fail_if=("index_bytes>-1%",), depth=1001)
 
 
 @pytest.mark.parametrize("suffix", ["txt", "md", "json", "html"])
