@@ -347,8 +347,8 @@ class OnnxVectors(VectorSystem):
 
     def require(self, cut: Cut) -> None:
         """Refuse to make vectors smaller by rules that are not for them, or in a graph that does so itself."""
-        for model, rule in ((self._documents, cut.documents), (self._model, cut.queries)):
-            model.vector_head().pruning_for(None if rule is None else str(rule), None)
+        for task, rule in (("document", cut.documents), (QUERY, cut.queries)):
+            self._model.of_task(task).pruning_for(None if rule is None else str(rule), task)
 
     def encode_queries(self, texts: Sequence[str]) -> Any:
         """Return vectors of texts, with the checkpoint's prompt and limit for queries."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.folder import CheckpointFolder, Prompts, find_checkpoint_folder
 from onnxtool.checkpoint.limits import EncodedText, Limit, ReadOptions, Text
 from onnxtool.checkpoint.pooling_module import POOLING_MASK
+from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.checkpoint.quantized_vectors import RangesLike
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.vector_types import Dimensions, Prune, VectorsAs
@@ -393,8 +394,7 @@ class TextModel:
         if not given:
             raise InputError("no texts to encode", "pass at least one")
         model = self.of_task(task)
-        head = model.vector_head()
-        pruning = head.pruning_for(prune, model.task_of(task))
+        head, pruning = model.vector_head(), model.pruning_for(prune, task)
         form = VectorForm.of(head, vectors_as=vectors_as, ranges=ranges, dimensions=dimensions, pruning=pruning)
         found: AnyVectors
         if task == QUERY and model.queries is not None:
@@ -403,6 +403,16 @@ class TextModel:
             windows = model.windows(given, prompt=prompt, task=task, long=long)
             found = form.apply(model.encode_windows(windows, keep_special=keep_special))
         return found[0] if isinstance(texts, str) else found
+
+    def pruning_for(self, rule: str | None, task: str | None) -> str | None:
+        """Check a rule for texts of a task as their head does; the graph prunes no queries that are looked up.
+
+        Raises:
+            InputError: as for `VectorHead.pruning_for`.
+        """
+        if rule is not None and task == QUERY and self.queries is not None:
+            return str(Pruning.of_kind(rule, "terms"))
+        return self.vector_head().pruning_for(rule, self.task_of(task))
 
     def encode_windows(self, windows: Sequence[Sequence[EncodedText]], *, keep_special: bool = False) -> AnyVectors:
         """Return the vectors of N texts from the result of `windows`; see `encode`."""

@@ -101,6 +101,27 @@ def test_an_evaluation_takes_both(pair: tuple[Path, Path], tmp_path: Path, passe
     assert evaluate_model(pair[0], data, named).queries == reports[0].queries
 
 
+@pytest.mark.parametrize("passed", [0, 1])
+def test_each_rule_is_for_the_file_of_its_texts(tmp_path: Path, passed: int) -> None:
+    """Terms that the graph for queries has left out are not pruned again, and say nothing of documents."""
+    stamps = {"onnxtool.task": "sparse-encoding", "onnxtool.prune": "top_k:3"}
+    files = (
+        side(tmp_path, "m", "document", "m-query.onnx", stamps={"onnxtool.task": "sparse-encoding"}),
+        side(tmp_path, "m-query", "query", "m.onnx", seed=1, stamps=stamps),
+    )
+    for path in files:
+        write_checkpoint(path.with_suffix(""))
+        (path.with_suffix("") / "modules.json").unlink()
+    data = write_beir(tmp_path / "data", random_texts(20, 5))
+
+    def evaluate(rule: str) -> Any:
+        return evaluate_model(files[passed], data, EvaluateOptions(cache=tmp_path / "cache", prune=(rule,)))
+
+    assert evaluate("top_k:2").pruned[1].sizes.document_terms <= 2
+    with pytest.raises(InputError, match="the graph itself is pruned by top_k:3"):
+        evaluate("/top_k:2")
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,17 @@ def test_each_token_of_a_query_weighs_what_the_table_says(tmp_path: Path) -> Non
     assert isinstance(vectors, SparseVectors)
     assert vectors.terms() == [dict(sorted(terms(text).items(), key=lambda term: -term[1])) for text in texts]
     assert all((np.diff(vectors.row(place)[0]) > 0).all() for place in range(len(texts)))
+
+
+def test_terms_of_queries_are_pruned_beside_a_graph_that_prunes_documents(tmp_path: Path) -> None:
+    """The graph never sees queries; a rule for documents is refused."""
+    path = inference_free(tmp_path)
+    ModelFile.open(path).stamp({"onnxtool.prune": "top_k:3"})
+    for call in (load(path).encode, partial(encode, path)):
+        vectors: Any = call(["the cat sat on the mat"], task="query", prune="top_k:2")
+        assert vectors.terms() == [{"mat": 3.25, "the": 2.5}]
+    with pytest.raises(InputError, match="the graph itself is pruned by top_k:3"):
+        load(path).encode(["the cat"], task="document", prune="top_k:2")
 
 
 def by_token(folder: Path, content: Any, named: str = "idf.json") -> StoredModule:
