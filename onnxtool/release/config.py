@@ -27,7 +27,7 @@ _OWN = {
         *("model_path", "output", "precision", "provider", "force", "verify", "timing"),
         *("provider_options", "provider_library", "allow_fallback"),  # part of the text of the provider
     ),
-    "evaluate": ("model_name", "cache", "against"),
+    "evaluate": ("model_name", "cache", "against", "prune"),  # what is released is measured as it is
     "benchmark": ("model_name", "compare", "fail_if", "texts"),
 }
 _CLASSES = {

@@ -80,6 +80,7 @@ def test_an_id_on_the_hub_stays_one(tmp_path: Path) -> None:
         ('checkpoint = "a"\n[export]\noutput = "x"', "[export] has output, which the release decides", ""),
         ('checkpoint = "a"\n[optimize]\nprecision = "int8"', "[optimize] has precision, which the release decides", ""),
         ('checkpoint = "a"\ndata = "d"\n[evaluate]\nagainst = "bm25"', "has against, which the release decides", ""),
+        ('checkpoint = "a"\ndata = "d"\n[evaluate]\nprune = ["top_k:1"]', "has prune, which the release decides", ""),
         ('checkpoint = "a"\n[evaluate]\nsplit = "dev"', "has [evaluate] and no data", "add data"),
         ('checkpoint = "a"\nexport = 3', "export is not a table", "write [export]"),
         ("checkpoint = ", "is not valid TOML", ""),
