@@ -15,7 +15,7 @@ CODES = ("int8", "uint8")  # 256 steps from the minimum to the maximum
 BITS = ("binary", "ubinary")
 
 POOL_FACTOR = "pool_factor"
-_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,17})?|\.[0-9]{1,17}", re.ASCII)
+_NUMBER = re.compile(r"([0-9]{1,9}(\.[0-9]{1,17})?|\.[0-9]{1,17})(e-[0-9]{1,2})?", re.ASCII)
 # What each rule takes, and in words.
 _RULES: dict[str, tuple[Callable[[float], bool], str]] = {
     "top_k": (lambda number: number >= 1 and number.is_integer(), "a whole number from 1"),

@@ -181,6 +181,9 @@ def test_a_rule_is_recorded_in_one_form() -> None:
     assert [parse_pruning(text) for text in ("top_k:064", "max_ratio:.40", "abs_value:2.0")] == [
         *("top_k:64", "max_ratio:0.4", "abs_value:2")
     ]
+    small = parse_pruning("abs_value:0.00002")
+    assert parse_pruning(small) == small
+    assert Pruning.of(small).number == 2e-5
 
 
 def test_rules_for_positive_weights_refuse_others() -> None:
