@@ -43,8 +43,9 @@ def parse_pruning(text: str) -> str:
 
 
 _WEIGHT_RULES = (
-    "keep the K heaviest (top_k:K; max_active_dims:K also takes negative ones), those of R times the heaviest "
-    "(max_ratio:R), the heaviest that weigh A of all (alpha_mass:A), or those of at least W (abs_value:W)"
+    "keep the K heaviest (top_k:K; max_active_dims:K also takes negative ones), those of at least R times the "
+    "heaviest (max_ratio:R), the heaviest that weigh at most A of all (alpha_mass:A), or those of at least W "
+    "(abs_value:W)"
 )
 Prune = Annotated[
     str | None,
@@ -59,8 +60,8 @@ Prune = Annotated[
 PruneInGraph = Annotated[
     str | None,
     Option(
-        "Terms that the graph of a sparse encoder gives: the K heaviest (top_k:K), those of R times the heaviest "
-        "(max_ratio:R), or those of at least W (abs_value:W).",
+        "Terms that the graph of a sparse encoder gives: the K heaviest (top_k:K), those of at least R times the "
+        "heaviest (max_ratio:R), or those of at least W (abs_value:W).",
         metavar="RULE:NUMBER",
         default="all",
         parse=parse_pruning,
