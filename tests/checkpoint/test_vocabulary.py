@@ -85,6 +85,18 @@ def test_the_parts_of_a_kept_token_are_kept() -> None:
     assert after.get_vocab_size() < 300 + len(longest)
 
 
+def test_an_unknown_character_keeps_its_score() -> None:
+    """It is derived from the least score, which a piece may have that no text uses."""
+    pieces = [("<unk>", 0.0), ("x", -30.0), ("a", -1.0), ("xa", -1.0), ("a?", -25.0), ("zz", -50.0), ("xaa", -1.0)]
+    before = Tokenizer(models.Unigram(pieces, 0))
+    texts = ["xa?", "xa"]
+    vocabulary = Vocabulary.of(before.to_str())
+    kept = vocabulary.kept({one for text in texts for one in before.encode(text).ids})
+    after = Tokenizer.from_str(vocabulary.trimmed(kept))
+    assert before.encode("xa?").tokens == after.encode("xa?").tokens == ["x", "a?"]
+    assert after.get_vocab_size() == len(pieces) - 1
+
+
 def test_padding_and_processors_are_renumbered() -> None:
     """Wherever a tokenizer.json has ids."""
     content = json.loads(whole("uncased WordPiece"))

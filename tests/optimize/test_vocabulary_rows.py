@@ -141,13 +141,18 @@ def test_outputs_of_kept_ids_are_equal_bit_by_bit(tmp_path: Path, name: str) -> 
         ("five = Constant <value_int = 5> ()  id = Mod (input_ids, five)  y = Gather (table, id)", "Mod"),  # hashed
         ("x = Gather (table, input_ids)  t = Transpose (table)  z = MatMul (x, t)  y = Softmax (z)", "Softmax"),
         ("x = Gather (table, input_ids)  t = Transpose (table)  z = MatMul (x, t)  y = MatMul (z, table)", "MatMul"),
+        (
+            "x = Gather (table, input_ids)  t = Transpose (table)  z = MatMul (x, t)  y = ReduceMax (z, last)",
+            "ReduceMax",
+        ),
         ("x = Cast <to = 9> (input_ids)  y = Cast <to = 1> (x)", "Cast"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(tmp_path: Path, nodes: str, kind: str) -> None:
     """Whatever it does, its result could be another."""
     path = save(
-        tmp_path / "m.onnx", Graph(f"g (int64[B, S] input_ids) => (float[B, S, H] y) {{ {nodes} }}", TABLE, set())
+        tmp_path / "m.onnx",
+        Graph(f"g (int64[B, S] input_ids) => (float[B, S, H] y) {{ {nodes} }}", {**TABLE, "last": numbers(-1)}, set()),
     )
     with pytest.raises(PassError, match=rf"cannot be cut: {kind} "):
         VocabularyRows(load_model(path), [])
