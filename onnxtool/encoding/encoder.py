@@ -279,7 +279,7 @@ class SplitEncoder:
 
     def _open(self, task: Task, options: VectorOptions) -> None:
         resolve_provider(options.provider)  # before anything is fetched
-        file = ModelFile.open(model_on_this_machine(task.model_path, options.text_task)).with_adapter(options.adapter)
+        file = ModelFile.open(model_on_this_machine(task.model_path, options.text_task))
         threads = options.threads or 1
         model: CorpusModel
         left_out: tuple[str, ...] = ()
