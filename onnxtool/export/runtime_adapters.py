@@ -90,7 +90,13 @@ def find_adapters(
             "pass its base as --model_name, and both as --adapter",
         )
     found: dict[str, RuntimeAdapter] = {}
+    own = base.read("config.json").get("lora_adaptations")
     for name in names:
+        if isinstance(own, list) and name in own:
+            raise CheckpointError(
+                f"{name} is an adapter in the format of {base.model_name}'s own code (lora_adaptations in config.json)",
+                "save it in PEFT's format, and pass its folder",
+            )
         source = Source.find(name, trust_remote_code=base.trust_remote_code, allow_pickle=base.allow_pickle)
         if source.name.casefold() in found or not is_plain_name(source.name):
             raise ExportError(
@@ -99,7 +105,7 @@ def find_adapters(
         if not source.adapter:
             raise CheckpointError(
                 f"{name} has no {ADAPTER_NAME}, and --adapter takes adapters in PEFT's format",
-                "save it by PEFT; adapters in a format of the checkpoint's own code run only there",
+                "pass the folder that PEFT's save_pretrained wrote",
             )
         _require_base(source, base, checkpoint)
         found[source.name.casefold()] = _read(source, model, load())

@@ -250,6 +250,17 @@ def test_an_adapter_of_another_base_is_refused(bert: tuple[Path, Path, Path, Pat
             export()
 
 
+def test_an_adapter_of_the_checkpoints_own_code_is_refused_by_name(
+    bert: tuple[Path, Path, Path, Path], tmp_path: Path
+) -> None:
+    """As of jina-embeddings-v3, whose config.json lists them."""
+    base = Path(shutil.copytree(bert[0], tmp_path / "base"))
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"lora_adaptations": ["retrieval.query"]}))
+    with pytest.raises(CheckpointError, match="retrieval.query is an adapter in the format of .*base's own code"):
+        export_model(ExportOptions(base, output=tmp_path / "m.onnx", adapters=["retrieval.query"]))
+
+
 @pytest.mark.parametrize(
     ("adapters", "options", "error", "match"),
     [
