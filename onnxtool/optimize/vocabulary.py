@@ -149,6 +149,8 @@ class Cut:
         self._texts = Texts(texts, source, self.folder)
         self._model = load_model(source.path)
         self._settings = {file.relative_to(self.folder.path).as_posix(): file for file in _small_files(self.folder)}
+        query = self.folder.sentence_modules.query
+        self._by_token = (IDF_NAME, *(() if query is None else table_files(query)))  # weights, not settings
         shapes, size = find_shapes(self._model), self._vocabulary.size
         wide = [str(one.name) for one in self._model.graph.outputs if (shapes.fixed(one, -1) or 0) >= size]
         is_over = source.stated_task in _OVER_VOCABULARY
@@ -205,9 +207,10 @@ class Cut:
         own, modules = self._own, self.folder.sentence_modules
         words = [word for module in modules.modules for word in as_list(module.settings.get("skiplist_words"))]
         named = (*own.added_tokens, *filter(None, map(own.named_token, ROLES)), *map(str, words))
-        found = {*filter(None, map(own.id_of, named))}
-        for path in self._settings.values():
-            found.update(ids_in_settings(read_settings(path)) if path.suffix == ".json" else ())
+        found = {one for one in map(own.id_of, named) if one is not None}
+        for name, path in self._settings.items():
+            is_settings = path.suffix == ".json" and path.name != TOKENIZER_NAME and name not in self._by_token
+            found.update(ids_in_settings(read_settings(path)) if is_settings else ())
         # Positions begin behind the id of padding, which therefore stays where it is.
         return found | self._rows.compared | {*range(reserved_positions(self.folder))}
 
@@ -216,7 +219,6 @@ class Cut:
         new, content = renumbering(kept), self._vocabulary.trimmed(kept)
         tokens = Vocabulary.of(content).ids
         query, notes = self.folder.sentence_modules.query, []
-        by_token = () if query is None else table_files(query)
         for name, path in self._settings.items():
             target = self._files / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -232,11 +234,12 @@ class Cut:
                 shutil.copyfile(path, target)
             else:
                 value = read_settings(path)
-                if isinstance(value, dict) and (path.name == IDF_NAME or name in by_token):
-                    value = {token: weight for token, weight in value.items() if token in tokens}
-                missing = {*ids_in_settings(value)} - {*self._vocabulary.ids.values()}
-                notes += [f"{name} names the id {number}, which no token has: it is null now" for number in missing]
-                value = renumber_settings(value, new, len(kept), is_id=path.name == "added_tokens.json")
+                if name in self._by_token:
+                    value = {token: weight for token, weight in dict(value).items() if token in tokens}
+                else:
+                    missing = sorted(ids_in_settings(value) - {*self._vocabulary.ids.values()})
+                    notes += [f"{name} names the id {number}, which no token has: it is null now" for number in missing]
+                    value = renumber_settings(value, new, len(kept), is_id=path.name == "added_tokens.json")
                 target.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         return tuple(notes)
 
