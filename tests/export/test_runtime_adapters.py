@@ -28,7 +28,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], list[str], list[str]]] = {
     "BERT": ("Bert", SMALL, ["query", "value"], ["query", "output.dense"]),
     "Qwen3": (
         "Qwen3",
-        SMALL | {"num_key_value_heads": 1, "head_dim": 8},
+        SMALL | {"num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 8},
         ["q_proj", "v_proj"],
         ["k_proj", "down_proj"],
     ),
