@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from onnxtool.encoding import encode_corpus as encode_corpus
     from onnxtool.errors import OnnxtoolError as OnnxtoolError
     from onnxtool.errors import VerificationError as VerificationError
+    from onnxtool.evaluation.drift import DriftReport as DriftReport
+    from onnxtool.evaluation.drift import measure_drift as measure_drift
+    from onnxtool.evaluation.options import DriftOptions as DriftOptions
     from onnxtool.evaluation.options import EvaluateOptions as EvaluateOptions
     from onnxtool.evaluation.run import evaluate_model as evaluate_model
     from onnxtool.export.options import ExportOptions as ExportOptions
@@ -50,6 +53,9 @@ _MODULES = {
     "verify": "onnxtool.agreement",
     "OnnxtoolError": "onnxtool.errors",
     "VerificationError": "onnxtool.errors",
+    "DriftOptions": "onnxtool.evaluation.options",
+    "DriftReport": "onnxtool.evaluation.drift",
+    "measure_drift": "onnxtool.evaluation.drift",
     "EvaluateOptions": "onnxtool.evaluation.options",
     "evaluate_model": "onnxtool.evaluation.run",
     "ExportOptions": "onnxtool.export.options",

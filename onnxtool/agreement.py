@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from onnxtool.export.options import AllowPickle, Revision, TrustRemoteCode
 from onnxtool.export.targets import TARGETS
 from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import ModelFile, scratch_file
-from onnxtool.options import NOTHING, Option, StrPath, checked
+from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalPath, StrPath, checked
 from onnxtool.runtime.given_inputs import GivenInputs, InputShapes, SampleInputs
 from onnxtool.runtime.providers import CPU, ProviderOptions, parse_provider, provider_effect
 from onnxtool.verification import Verification
@@ -40,6 +41,9 @@ class VerifyOptions(ProviderOptions):
         consumer: the consumer in which `consumers.verify_in_consumer` opens a folder; None for `verify`.
         interpreter: the Python or node that has the consumer.
         max_error: upper bound on the error of a consumer's answers in int8, uint8 and int4; None for 0.01.
+        texts: for `evaluation.drift.measure_drift`, a file of texts on which the vectors of two files are compared.
+        data: likewise, a collection with judgements.
+        fail_if: gates on drift.
     """
 
     sample_inputs: SampleInputs = NOTHING
@@ -93,8 +97,41 @@ class VerifyOptions(ProviderOptions):
         ),
     ] = None
 
+    texts: Annotated[
+        OptionalPath,
+        Option(
+            "Measure drift on these texts (.txt or .jsonl): how the vectors of MODEL lie to those of REFERENCE, and "
+            "whether an index of the latter can be kept.",
+            metavar="FILE",
+        ),
+    ] = UNSET
+    data: Annotated[
+        OptionalPath,
+        Option(
+            "Measure drift on a collection, as of evaluate: the retrieval quality of new queries over the old index.",
+            metavar="DIR",
+        ),
+    ] = UNSET
+    fail_if: Annotated[
+        Many[str],
+        Option(
+            "Of drift, exit with 1 if this holds, such as 'neighbours_kept<0.95' or 'ndcg@10<-1%'; may be repeated.",
+            metavar="EXPR",
+            default="if the index cannot be kept",
+        ),
+    ] = NOTHING
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.texts is not None or self.data is not None:
+            used = ("texts", "data", "fail_if", "provider")
+            others = [option.name for option in fields(self) if option.name not in used]
+            if given := [name for name in others if getattr(self, name) != getattr(type(self), name)]:
+                raise OptionError(f"--{given[0]} has no effect on drift (--texts, --data)", "leave it out")
+            if self.texts is not None and self.data is not None:
+                raise OptionError("drift is measured on --texts or on --data", "leave one of them out")
+        elif self.fail_if:
+            raise OptionError("--fail_if is for drift", "pass --texts or --data with it")
         _ = self.given  # refuses invalid shapes immediately
         for name in ("interpreter", "max_error"):
             if self.consumer is None and getattr(self, name) is not None:
@@ -143,6 +180,8 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
     """
     if options.consumer is not None:
         raise OptionError("`verify` compares a file (consumer)", "call onnxtool.verify_in_consumer with a folder")
+    if options.texts is not None or options.data is not None:
+        raise OptionError("`verify` compares outputs (texts, data)", "call onnxtool.measure_drift with DriftOptions")
     with temporary_folder() as folder:
         file = _reading_ids(ModelFile.open(model), folder / "model")
         # A missing file is a mistake, not a hub id.

@@ -32,9 +32,14 @@ def command(options: VerifyOptions, *, model: Path, reference: str, result: Resu
 
     With --consumer, MODEL is a folder that `export --target` has written, and REFERENCE its checkpoint: the consumer
     answers texts by its default and by each file, and every answer is compared with PyTorch's.
+
+    With --texts or --data, both are encoders, and drift is measured: whether an index built with REFERENCE serves the
+    queries of MODEL.
     """
     if options.consumer is not None:
         return _run_in_consumer(options, model, reference, result)
+    if options.texts is not None or options.data is not None:
+        return _measure_drift(options, model, Path(reference), result)
     from onnxtool.agreement import verify
     from onnxtool.runtime.comparison import failure
 
@@ -80,6 +85,47 @@ def _run_in_consumer(options: VerifyOptions, folder: Path, checkpoint: str, resu
     failed = [one for one in report.results if not one.passed]
     say(f"{len(failed)} of {len(report.results)} answers differ from PyTorch's in {report.consumer}")
     return 1
+
+
+def _measure_drift(options: VerifyOptions, model: Path, base: Path, result: Result) -> int:
+    from onnxtool.evaluation.drift import measure_drift
+    from onnxtool.evaluation.options import DriftOptions
+
+    asked = DriftOptions(texts=options.texts, data=options.data, fail_if=options.fail_if, provider=options.provider)
+    with progress(quiet=result.quiet):
+        report = measure_drift(model, base, asked)
+    figures = (
+        ("Cosine with the old vector", report.cosine_mean),
+        ("The least", report.cosine_min),
+        ("Neighbours kept by new queries over old vectors", report.neighbours_kept),
+        ("Neighbours kept among new vectors", report.own_neighbours_kept),
+        ("Kendall's tau of both queries over old vectors", report.kendall_tau),
+    )
+    columns = ("measure", "old", "new", "mixed", "change", "from", "to")
+    rows = [
+        (
+            *(name, *(f"{each.mean:.4f}" for each in (one.base, one.model, one.mixed))),
+            *(f"{value:+.4f}" for value in (one.change.change, one.change.low, one.change.high)),
+        )
+        for name, one in report.measures.items()
+    ]
+    kept = "yes" if report.keeps_index else "no"
+    facts = [(name, f"{value:.4f}") for name, value in figures if value is not None]
+    blocks: list[Block] = [
+        Heading(f"Drift of {report.model} from {report.base}, {report.kind}, on {report.num_texts:,} texts"),
+        Facts([*facts, ("Relation", report.relation)]),
+    ]
+    if rows:
+        blocks += [Heading("New queries over the old index (mixed)"), Table(columns, rows, frozenset(columns[1:]))]
+    blocks += [Heading("The old index can be kept"), Facts([(kept, report.reason)])]
+    if report.gates:
+        gates = [("failed" if gate.met else "passed", gate.text) for gate in report.gates]
+        blocks += [Heading("Gates"), Facts(gates)]
+    result.emit(report, blocks)
+    for gate in report.gates:
+        if gate.met:
+            say(f"gate failed: {gate.text}")
+    return 0 if report.passed else 1
 
 
 def verdict(verification: Verification | None, output: str) -> Block:

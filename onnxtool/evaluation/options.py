@@ -8,7 +8,7 @@ from typing import Annotated
 
 from onnxtool.checkpoint.vector_types import Dimensions
 from onnxtool.infer.options import AdapterName, Described, FileTask, ModelName, Overlap, Representation, check_overlap
-from onnxtool.options import NOTHING, UNSET, Many, ManyTexts, Option, OptionalName, OptionalPath
+from onnxtool.options import NOTHING, UNSET, Many, ManyTexts, Option, OptionalName, OptionalPath, Options
 from onnxtool.runtime.providers import Provider, ProviderOptions, Threads
 
 DEFAULT_SPLIT = "test"
@@ -144,3 +144,21 @@ class EvaluateOptions(Described, ProviderOptions):
             return self.cache
         home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         return Path(home).expanduser() / "onnxtool" / "evaluate"
+
+
+class DriftOptions(Options):
+    """What drift is measured on.
+
+    Attributes:
+        texts: a file of texts; None for documents of `data`.
+        data: a collection with judgements, as for `evaluate_model`; None for the vectors alone.
+        fail_if: gates on figures and measures, such as `neighbours_kept<0.95` or `ndcg@10<-1%`.
+        cache: as in EvaluateOptions.
+        provider: as in EvaluateOptions.
+    """
+
+    texts: OptionalPath = UNSET
+    data: OptionalPath = UNSET
+    fail_if: Many[str] = NOTHING
+    cache: OptionalPath = UNSET
+    provider: Provider = "auto"

@@ -358,6 +358,15 @@ class OnnxVectors(VectorSystem):
             )
         )
 
+    @property
+    def options(self) -> EvaluateOptions:
+        """How it reads texts."""
+        return self._options
+
+    def encode_documents(self, texts: Sequence[str]) -> Any:
+        """Return vectors of texts, with the checkpoint's prompt and limit for documents."""
+        return self._restored(self._documents.encode(texts, task="document"))
+
     def shards(self, collection: Collection, rejects: Counter[str]) -> Iterator[Shard]:
         """Yield vectors of documents, encoding those that are not cached."""
         options, is_partner = self._options, self._documents is not self._model
