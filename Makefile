@@ -6,7 +6,7 @@ VENV := .venv
 SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN := $(VENV)/$(SCRIPTS)
 READY := $(VENV)/.dev
-WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml .github/workflows/tables.yml examples/review/review.yml action.yml
+WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml .github/workflows/tables.yml examples/review/review.yml
 
 # Packages are compiled by the first process that imports them, a tenth of what they have; not anew by each process.
 unexport PYTHONDONTWRITEBYTECODE
@@ -56,6 +56,7 @@ lint: $(READY) ## Check style, types, workflows and CITATION.cff.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows $(WORKFLOWS)
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/model.yml
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
