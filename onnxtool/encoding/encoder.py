@@ -211,7 +211,7 @@ def _notes(model: CorpusModel, task: str | None, num_truncated: int) -> Iterator
     if isinstance(model, PictureModel):
         yield from model.session.notes
         return
-    yield from model.reading_notes
+    yield from (*model.reading_notes, *model.adapter_notes)
     if isinstance(model.head, VectorHead) and model.head.note:
         yield model.head.note
     if task is None and model.route_note:

@@ -387,7 +387,7 @@ def _notes(model: TextModel, asked: AnswerOptions, counts: Counts) -> list[str]:
     notes = list(model.reading_notes)
     if asked.task is None and (note := model.route_note):
         notes.append(note)
-    notes += model.prompt_notes(asked.prompt, asked.task)
+    notes += model.adapter_notes + model.prompt_notes(asked.prompt, asked.task)
     limit = model.limit_of(asked.task)
     total = counts.texts
     if limit is not None and counts.cut:

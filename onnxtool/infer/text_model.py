@@ -130,6 +130,12 @@ class TextModel:
         return (f"{before!r} {where}",) if before else ()
 
     @property
+    def adapter_notes(self) -> tuple[str, ...]:
+        """Say with which adapter the model runs, if with one."""
+        adapter = self.session.model.adapter
+        return () if adapter is None else (f"the model runs with the adapter in {adapter.name}",)
+
+    @property
     def route_note(self) -> str:
         """A note for users who state no task; empty if one file reads all texts."""
         metadata = self.session.model.metadata

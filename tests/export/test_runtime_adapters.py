@@ -189,7 +189,9 @@ def test_a_corpus_of_an_adapter_is_not_that_of_the_base(bert: tuple[Path, Path, 
     """Vectors of both cannot end up in one folder."""
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     options = CorpusOptions(adapter="legal", provider="cpu")
-    encode_corpus(bert[3], tmp_path / "texts.txt", tmp_path / "out", options)
+    report = encode_corpus(bert[3], tmp_path / "texts.txt", tmp_path / "out", options)
+    assert any("with the adapter in" in note and "legal" in note for note in report.notes)
+    assert any("legal" in note for note in load(bert[3], adapter="legal", provider="cpu").answer("a cat").notes)
     found = np.load(next((tmp_path / "out").glob("*.npy")))
     expected: Any = load(bert[3], adapter="legal", provider="cpu").encode(TEXTS)
     np.testing.assert_allclose(found, expected, atol=1e-5)
