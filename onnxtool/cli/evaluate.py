@@ -65,7 +65,7 @@ def command(
     from onnxtool.evaluation.run import check_evaluation, evaluate_model
 
     if dry_run:
-        check_evaluation(model_path, data, options)
+        check_evaluation(model_path, data, options, writes_run=save_run is not None)
         notes = (f"vectors of documents would be kept in {options.cache_folder}",)
         emit_plan(WritePlan("evaluate", planned_files(written), notes), result.format_name)
         return 0

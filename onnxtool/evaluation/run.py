@@ -82,10 +82,8 @@ def evaluate_model(
         OnnxtoolError: the model cannot be loaded or run.
     """
     options = options or EvaluateOptions()
-    measures, gates, collection = check_evaluation(model_path, data, options)
+    measures, gates, collection = check_evaluation(model_path, data, options, writes_run=run_path is not None)
     if run_path is not None:
-        if options.prune:
-            raise OptionError("a run has the results of one search, and --prune makes several", "leave one of them out")
         check_writable(Path(run_path), force=force)
     model = open_model(Path(model_path), options)
     base = None if options.against is None else _open_base(options.against, options, model.kind)
@@ -167,7 +165,7 @@ def _lost(queries: Sequence[QueryResult], measure: str) -> tuple[QueryResult, ..
 
 
 def check_evaluation(
-    model_path: StrPath | None, data: StrPath, options: EvaluateOptions
+    model_path: StrPath | None, data: StrPath, options: EvaluateOptions, *, writes_run: bool = False
 ) -> tuple[dict[str, Any], list[Gate], Collection]:
     """Return measures, gates and collection, checked as far as possible without loading a model.
 
@@ -175,6 +173,7 @@ def check_evaluation(
         model_path: as for `evaluate_model`; None for a model that does not exist yet.
         data: likewise.
         options: likewise.
+        writes_run: whether the ranked results are to be written.
 
     Raises:
         OnnxtoolError: as for `evaluate_model`.
@@ -185,6 +184,8 @@ def check_evaluation(
             raise InputError(f"{name} is not known of the {options.depth} best documents", "pass a larger --depth")
     gates = _parse_gates(options, measures)
     parse_cuts(options.prune)
+    if writes_run and options.prune:
+        raise OptionError("a run has the results of one search, and --prune makes several", "leave one of them out")
     if model_path is not None:  # before a dataset is fetched
         ModelFile.open(Path(model_path))
     collection = open_collection(Path(data), options.split)

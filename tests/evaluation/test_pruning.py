@@ -141,6 +141,8 @@ def test_a_rule_that_is_not_for_the_model_is_refused(model: Path, data: Path, ru
 def test_a_run_of_several_searches_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="a run has the results of one search"):
         evaluate_model(model, data, EvaluateOptions(prune=("top_k:1",)), run_path=tmp_path / "a.run")
+    asked = ("--prune", "top_k:1", "--save_run", tmp_path / "a.run", "--dry_run")
+    assert run_onnxtool(tmp_path, "evaluate", model, "--data", data, *asked).returncode != 0
 
 
 def test_an_index_is_compared_with_that_of_another_file(model: Path, data: Path) -> None:
