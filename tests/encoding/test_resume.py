@@ -185,7 +185,7 @@ def test_a_manifest_that_is_none_is_an_error(tmp_path: Path, content: str) -> No
 def test_a_manifest_whose_counts_are_none_is_an_error(tmp_path: Path, value: Any) -> None:
     """Before they are added up."""
     shard = {"files": [], "digest": "", "num_tokens": 1, "num_padding": 0, "num_truncated": 0, "rejects": []}
-    shard["num_passages"] = 0
+    shard["num_passages"] = shard["num_empty"] = 0
     content = {"format": 1, "identity": {}, "shards": [{**shard, "num_texts": value}], "num_rejects": 0}
     (tmp_path / "m.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"not a manifest of an encoded corpus: it.shards\[0\].num_texts is"):
