@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, TypeVar
 from onnxtool.errors import InputError, ModelFileError, OutputExistsError, OutputWriteError
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import (
+    check_free_names,
     commit,
     folder_lock,
     hidden_folder,
+    output_exists,
     output_write_error,
     remove_stages,
 )
@@ -504,7 +506,7 @@ def _check_free(output: Path, *, force: bool) -> None:
         )
     check_not_input(output)
     if exists and not force:
-        raise _output_exists(output)
+        raise output_exists(output)
     folder = next(parent for parent in target.absolute().parents if parent.exists())
     if not os.access(folder, os.W_OK):
         is_fixed = sys.platform != "win32" and os.statvfs(folder).f_flag & os.ST_RDONLY
@@ -543,7 +545,7 @@ def check_sidecar_files(folder: Path, existing: Path) -> None:
     Raises:
         OutputExistsError: there is one with other content.
     """
-    _check_free_names([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
+    check_free_names([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
 
 
 def write_text(output: Path, text: str, *, force: bool) -> None:
@@ -676,7 +678,7 @@ def _commit(staging: Staging, hidden: Path, *, force: bool) -> None:
     files.sort(key=lambda file: file != staging.manifest)
     targets = {file: staging.root / file.relative_to(staging.folder) for file in files}
     if not force:
-        _check_free_names([pair for pair in targets.items() if pair[0] != staging.model_path])
+        check_free_names([pair for pair in targets.items() if pair[0] != staging.model_path])
     for target in targets.values():
         check_not_input(target)
     new_locations = locations.get(staging.model_path, ())
@@ -690,16 +692,3 @@ def _commit(staging: Staging, hidden: Path, *, force: bool) -> None:
 
 def _files_in(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.rglob("*")) if file.is_file()]
-
-
-def _check_free_names(targets: Sequence[tuple[Path, Path]]) -> None:
-    """Refuse files whose path is taken by a file with different content."""
-    import filecmp
-
-    for file, target in targets:
-        if target.exists() and not filecmp.cmp(file, target, shallow=False):
-            raise _output_exists(target)
-
-
-def _output_exists(output: Path) -> OutputExistsError:
-    return OutputExistsError(f"{output} exists already", "pass --force to replace it, or another path")

@@ -204,3 +204,24 @@ def output_write_error(output: Path, error: OSError) -> OutputWriteError:
         f"cannot write {output}: {error.strerror} ({place})",
         "it was removed meanwhile; run this again" if gone else "pass a path in a folder that you can write to",
     )
+
+
+def check_free_names(targets: Sequence[tuple[Path, Path]]) -> None:
+    """Refuse files whose path is taken by a file with different content.
+
+    Args:
+        targets: each file with the path that it is to get.
+
+    Raises:
+        OutputExistsError: one is.
+    """
+    import filecmp
+
+    for file, target in targets:
+        if target.exists() and not filecmp.cmp(file, target, shallow=False):
+            raise output_exists(target)
+
+
+def output_exists(output: Path) -> OutputExistsError:
+    """Return the error for a path that is taken."""
+    return OutputExistsError(f"{output} exists already", "pass --force to replace it, or another path")
