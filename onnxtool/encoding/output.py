@@ -16,8 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from onnxtool.encoding.files import (
     START_AGAIN,
     Entry,
@@ -311,7 +309,7 @@ class StagedShard:
         self._num_padding += encoded.num_padding
         self._num_truncated += encoded.num_truncated
         if isinstance(encoded.vectors, SparseVectors):
-            self._num_empty += int((np.diff(encoded.vectors.indptr) == 0).sum())
+            self._num_empty += encoded.vectors.num_empty
         self._rejects += encoded.rejects
 
     def commit(self, digest: str) -> ShardRecord:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pruning import Pruning
+from onnxtool.checkpoint.vector_types import POOL_FACTOR, parse_pruning
 from onnxtool.encoding.reading import Shard
 from onnxtool.errors import OptionError
 from onnxtool.evaluation.report import Sizes
@@ -20,16 +20,15 @@ _OFFSET = 8  # bytes: where the list of a term begins, or a document's vectors, 
 
 
 class Cut(NamedTuple):
-    """How vectors of documents and of queries are made smaller; None for not at all."""
+    """The rules, `RULE:NUMBER`, by which vectors of documents and of queries are made smaller; empty for none."""
 
-    documents: Pruning | None = None
-    queries: Pruning | None = None
+    documents: str = ""
+    queries: str = ""
 
     @property
     def name(self) -> str:
         """How the option writes it; `none` for neither."""
-        parts = ("" if rule is None else str(rule) for rule in self)
-        return "/".join(parts).removesuffix("/") or "none"
+        return "/".join(self).removesuffix("/") or "none"
 
 
 def parse_cuts(texts: Sequence[str]) -> tuple[Cut, ...]:
@@ -41,12 +40,12 @@ def parse_cuts(texts: Sequence[str]) -> tuple[Cut, ...]:
     cuts = []
     for text in (part for one in texts for part in one.split(",")):
         documents, slash, queries = text.strip().partition("/")
-        cut = Cut(*(Pruning.of(one) if one else None for one in (documents, queries)))
+        cut = Cut(*(one and parse_pruning(one) for one in (documents, queries)))
         if cut == Cut() or (slash and not queries):
             raise OptionError(
                 f"--prune {text!r} says nothing", "write DOCUMENTS or DOCUMENTS/QUERIES: top_k:64/top_k:8"
             )
-        if cut.queries is not None and cut.queries.is_of_tokens:
+        if cut.queries.startswith(f"{POOL_FACTOR}:"):
             raise OptionError(f"--prune {text}: {cut.queries} merges tokens of documents alone", "leave out the slash")
         cuts.append(cut)
     if twice := [cut.name for cut in cuts if cuts.count(cut) > 1]:
@@ -59,17 +58,19 @@ class PrunedSearch:
 
     def __init__(self, cut: Cut, query_ids: Sequence[str], queries: Any, *, similarity: str, depth: int) -> None:
         self._cut = cut
-        self._queries = queries if cut.queries is None else queries.pruned(str(cut.queries))
+        self._queries = queries.pruned(cut.queries) if cut.queries else queries
         self._search = Search(query_ids, self._queries, similarity=similarity, depth=depth)
         self._num_terms = self._num_documents = self._num_empty = 0
         self._is_used = np.zeros(0, np.bool_)  # by term
 
     def add(self, shard: Shard) -> None:
         """Search further documents."""
-        if self._cut.documents is not None:
-            shard = shard._replace(vectors=shard.vectors.pruned(str(self._cut.documents)))  # type: ignore[union-attr]
+        vectors: Any = shard.vectors
+        if self._cut.documents:
+            vectors = vectors.pruned(self._cut.documents)
+            shard = shard._replace(vectors=vectors)
         self._search.add(shard)
-        counts = _counts(shard.vectors)
+        counts = _counts(vectors)
         self._num_terms += int(counts.sum())
         self._num_documents += len(counts)
         self._num_empty += int((counts == 0).sum())

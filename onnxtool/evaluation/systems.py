@@ -348,7 +348,7 @@ class OnnxVectors(VectorSystem):
     def require(self, cut: Cut) -> None:
         """Refuse to make vectors smaller by rules that are not for them, or in a graph that does so itself."""
         for task, rule in (("document", cut.documents), (QUERY, cut.queries)):
-            self._model.of_task(task).pruning_for(None if rule is None else str(rule), task)
+            self._model.of_task(task).pruning_for(rule or None, task)
 
     def encode_queries(self, texts: Sequence[str]) -> Any:
         """Return vectors of texts, with the checkpoint's prompt and limit for queries."""

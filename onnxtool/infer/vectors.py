@@ -91,6 +91,11 @@ class SparseVectors:
         """N and V."""
         return len(self), len(self.vocabulary)
 
+    @property
+    def num_empty(self) -> int:
+        """The number of texts without any term."""
+        return int((np.diff(self.indptr) == 0).sum())
+
     @checked
     def row(self, place: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Return the ids of the terms of one text, and their weights."""
