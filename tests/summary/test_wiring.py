@@ -226,3 +226,9 @@ def test_every_form_names_the_change_and_gates_count_it(tmp_path: Path, format_n
         assert "0.200000003" in done.stdout
     if format_name == "html":
         assert "changed" in done.stdout[done.stdout.index("LeakyRelu") - 300 :]
+
+
+def test_the_order_of_inputs_counts_where_the_operator_says_so(tmp_path: Path) -> None:
+    text = "g (float[4] x) => (float[4] y) {{ a = Relu(x) b = Neg(x) y = {0} }}"
+    assert edges(tmp_path, of_text(text.format("Add(b, a)")), of_text(text.format("Add(a, b)"))) == Edges()
+    assert edges(tmp_path, of_text(text.format("Sub(b, a)")), of_text(text.format("Sub(a, b)"))).changed == 1
