@@ -53,6 +53,7 @@ class SymbolicInference(Inference):
             "Pad": self._pad,
             "Range": self._range,
             "Reshape": self._reshape,
+            "Resize": self._resize,
             "Slice": self._slice,
             "Split": self._split,
             "Tile": self._tile,
@@ -384,6 +385,23 @@ class SymbolicInference(Inference):
         result[rest] = self._sizes.quotient(dims, others)
         if result[rest] is None and 0 not in others:
             result[rest] = self._sizes.name(("Reshape", self._sizes.times(*dims), self._sizes.times(*others)))
+        return [result]
+
+    def _resize(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        """Infer a Resize to given sizes, or by factors that are integers."""
+        dims, attributes = self._dims(node, scope), attributes_of(node)
+        sizes = self._list(node, scope, 3)
+        factors = self._list(node, scope, 2) if len(node.input) == 3 else None
+        if dims is None or attributes.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+            return None
+        axes = attributes.get("axes", range(len(dims)))
+        if factors is not None and all(isinstance(factor, float) and factor.is_integer() for factor in factors):
+            sizes = [self._sizes.times(dims[axis], int(factor)) for axis, factor in zip(axes, factors, strict=True)]
+        if sizes is None or len(sizes) != len(axes):
+            return None
+        result: list[Size] = list(dims)
+        for axis, size in zip(axes, sizes, strict=True):
+            result[axis] = self._length(size)
         return [result]
 
     def _slice(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
