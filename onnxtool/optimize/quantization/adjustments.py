@@ -5,9 +5,8 @@ Shape letters: T rows of activations, K their width, N the width of the output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -21,17 +20,17 @@ from onnxtool.optimize.quantization.arithmetic import (
     Floats,
     RowGrid,
     damped_factors,
+    each_in_parallel,
     round_activations,
     round_channel,
     round_together,
     weight_scale,
 )
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
-from onnxtool.progress import counted
 from onnxtool.summary import FUSED_OPERATORS
 
 # The fraction of its range that the widest channel keeps; the smoothing scales of the others follow.
-_LIMITS = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12)
+_LIMITS = (0.85, 0.7, 0.6, 0.5, 0.42, 0.35, 0.3, 0.25, 0.21, 0.18, 0.15, 0.12, 0.1)
 # A division costs a few percent of the layer's time, so it has to remove at least a fifth of the error.
 _WORTHWHILE = 0.8
 # The reach of a fixed grid from zero, as a fraction of the largest value on all calibration inputs: a single outlier,
@@ -43,7 +42,7 @@ HEADROOM = 1.5
 NORMALIZED_HEADROOM = 1.35
 # A fixed grid avoids the operators for per-row grids, and is accepted for up to this multiple of the squared error.
 _AFFORDABLE = 2.0
-_MOST_COLUMNS = 256  # enough to compare smoothing scales
+_MOST_COLUMNS, _MOST_ROWS = 256, 512  # enough to compare roundings
 _FEWEST_CHANNEL = np.float32(1e-6)
 
 
@@ -81,26 +80,31 @@ class _Rounding:
         """Return this rounding as the adjustment of each of `layers`, by its name."""
         rounded = self.rounded()
         average, kept = np.concatenate(self.activations.rows).mean(axis=0), rounded.mean(axis=0)
-        factors = damped_factors(rounded)
-        adjustments = {}
-        for layer in layers:
-            weight = layer.weight_reader()()
-            scaled = _multiplied(weight, self.smoothing_scale)
-            scale = weight_scale(scaled, exact=self.exact)
-            codes = self._round(scaled, scale, factors)
+        # Columns do not depend on each other, so those of all layers are rounded at once.
+        weights = [layer.weight_reader()() for layer in layers]
+        scaled = _multiplied(np.concatenate(weights, axis=1), self.smoothing_scale)
+        scale = weight_scale(scaled, exact=self.exact)
+        codes = self._round(scaled, scale, damped_factors(rounded))
+        adjustments, first = {}, 0
+        for layer, weight in zip(layers, weights, strict=True):
+            own = slice(first, first + weight.shape[1])
             # A layer without bias maps zeros to zeros, which padding has if its embedding is zero: a normalization
             # after it would amplify any other number.
-            loss = None if layer.bias is None else (average @ weight - kept @ (codes * scale)).astype(np.float32)
-            adjustments[layer.name] = Adjustment(self.smoothing_scale, loss, self.grid, codes=codes)
+            lost = average @ weight - (kept @ codes[:, own]) * scale[own]
+            shift = None if layer.bias is None else lost.astype(np.float32)
+            own_codes = np.ascontiguousarray(codes[:, own])
+            adjustments[layer.name] = Adjustment(self.smoothing_scale, shift, self.grid, codes=own_codes)
+            first = own.stop
         return adjustments
 
     def _round(self, weight: Floats, scale: Floats, factors: Sequence[Floats]) -> Codes:
-        codes = np.empty(weight.shape, np.int8)
+        codes, before = np.empty(weight.shape, np.int8), scale
 
         def one(place: int, values: Floats) -> Floats:
-            codes[place] = round_channel(values, scale, codes[place - 1] if place % 2 else None, exact=self.exact)
-            rounded: Floats = codes[place] * scale
-            return rounded
+            nonlocal before
+            before = round_channel(values, scale, before if place % 2 else None, exact=self.exact)
+            codes[place] = before
+            return before * scale
 
         round_together(weight, factors, one)
         return codes
@@ -112,11 +116,14 @@ class GroupAdjustments:
 
     layers: tuple[LinearLayer, ...]
     rounding: _Rounding
+    _found: dict[str, Adjustment] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def by_name(self) -> dict[str, Adjustment]:
         """The adjustment of each layer."""
-        return self.rounding.adjust(self.layers)
+        if not self._found:
+            self._found.update(self.rounding.adjust(self.layers))
+        return self._found
 
 
 @dataclass(frozen=True)
@@ -126,12 +133,23 @@ class Choice:
     Attributes:
         group: the name of the value; the layers share a division.
         free: the adjustments that cost no run time.
-        best: the adjustments with the smallest error; the same as `free` if a division is not worth its time.
     """
 
     group: str
     free: GroupAdjustments
-    best: GroupAdjustments
+    _find_divided: Callable[[], _Rounding | None]
+    _best: list[GroupAdjustments] = field(default_factory=list)  # a cached_property would lock out other threads
+
+    @property
+    def best(self) -> GroupAdjustments:
+        """The adjustments with the smallest error; the same as `free` if a division is not worth its time.
+
+        They are searched for when they are first needed.
+        """
+        if not self._best:
+            found = self._find_divided()
+            self._best.append(self.free if found is None else GroupAdjustments(self.free.layers, found))
+        return self._best[0]
 
 
 def choose_adjustments(
@@ -163,54 +181,90 @@ def choose_adjustments(
     for name, layer in named.items():
         if name not in turned:
             groups.setdefault(recording.inputs[name], []).append(layer)
-    choices: dict[str, Choice] = {}
-    for names, group in counted(list(groups.items()), "choosing scales of layers, group"):
+
+    def choose(item: tuple[tuple[str, ...], list[LinearLayer]]) -> Choice:
+        names, group = item
         known = Activations.joined([recording.activations[name] for name in names])
-        plain, best = (
-            GroupAdjustments(tuple(group), one)
-            for one in _choose_roundings(group, known, activations, exact=exact, can_divide=len(names) == 1)
-        )
-        if best.rounding is plain.rounding:
-            best = plain
-        choice = Choice("/".join(names), best if names[0] in free_smoothing else plain, best)
-        choices |= {layer.name: choice for layer in group}
-    return choices
+        search = _Search.of(group, known, exact=exact, can_divide=len(names) == 1)
+        plain, find_divided = search.roundings(activations, normalized=all(_is_normalized(one.value) for one in group))
+        if names[0] in free_smoothing:
+            plain, find_divided = find_divided() or plain, lambda: None
+        return Choice("/".join(names), GroupAdjustments(tuple(group), plain), find_divided)
+
+    found = each_in_parallel(choose, list(groups.items()), "choosing scales of layers, group")
+    return {layer.name: choice for (_, group), choice in found for layer in group}
 
 
-def _choose_roundings(
-    group: Sequence[LinearLayer], activations: Activations, ranges: str, *, exact: bool, can_divide: bool
-) -> tuple[_Rounding, _Rounding]:
-    """Return the roundings of least error for `group`: at the lowest cost, and with a division if worthwhile."""
-    weight = np.concatenate([_some_columns(layer, len(group)) for layer in group], axis=1)
-    wanted = np.concatenate(activations.rows) @ weight
+@dataclass(frozen=True)
+class _Search:
+    """The search for the rounding of least error for layers that read the same value.
 
-    def best(scales: Sequence[Floats | None], ranges: str, headroom: float) -> tuple[float, _Rounding]:
+    Attributes:
+        activations: all of them.
+        part: the same with enough rows to compare roundings.
+        weight: columns of the layers' weights, float32 [K, N].
+        wanted: the results on the part, float32 [T, N].
+        exact: whether products may exceed 16 bits.
+        can_divide: whether the activations may be divided by a smoothing scale.
+    """
+
+    activations: Activations
+    part: Activations
+    weight: Floats
+    wanted: Floats
+    exact: bool
+    can_divide: bool
+
+    @classmethod
+    def of(cls, group: Sequence[LinearLayer], activations: Activations, *, exact: bool, can_divide: bool) -> _Search:
+        """Prepare the search for the layers in `group`."""
+        step = max(1, sum(map(len, activations.rows)) // _MOST_ROWS)
+        part = replace(activations, rows=[rows[::step] for rows in activations.rows])
+        weight = np.concatenate([_some_columns(layer, len(group)) for layer in group], axis=1)
+        return cls(activations, part, weight, np.concatenate(part.rows) @ weight, exact, can_divide)
+
+    def roundings(self, ranges: str, *, normalized: bool) -> tuple[_Rounding, Callable[[], _Rounding | None]]:
+        """Return the best rounding at the lowest cost, and what finds a better one with a worthwhile division."""
+        if ranges == MIXED:
+            rows, ranges = self._best((None,), PER_ROW), PER_ROW
+            if normalized:
+                # A division takes less time than per-row scales.
+                fixed = self._best((None,), STATIC)
+                chosen = self._finished(self._divided(fixed, STATIC) or fixed[1], NORMALIZED_HEADROOM)
+                if replace(chosen, activations=self.part).loss(self.weight, self.wanted) <= _AFFORDABLE * rows[0]:
+                    return chosen, lambda: None
+        else:
+            rows = self._best((None,), ranges)
+
+        def find_divided() -> _Rounding | None:
+            divided = self._divided(rows, ranges)
+            return None if divided is None else self._finished(divided)
+
+        return self._finished(rows[1]), find_divided
+
+    def _best(self, scales: Sequence[Floats | None], ranges: str) -> tuple[float, _Rounding]:
         """Return the rounding of least error over all smoothing scales, then over all grids, with its error."""
-        grids = [_grids(activations, scale, ranges) for scale in scales]
-        tried = [_Rounding(activations, scale, one[0], exact) for scale, one in zip(scales, grids, strict=True)]
-        losses = [one.loss(weight, wanted) for one in tried]
+        grids = [_grids(self.part, scale, ranges) for scale in scales]
+        tried = [_Rounding(self.part, scale, one[0], self.exact) for scale, one in zip(scales, grids, strict=True)]
+        losses = [one.loss(self.weight, self.wanted) for one in tried]
         place = int(np.argmin(losses))
         others = [replace(tried[place], grid=grid) for grid in grids[place][1:]]
-        found = [(losses[place], tried[place]), *((one.loss(weight, wanted), one) for one in others)]
-        loss, chosen = min(found, key=lambda one: one[0])
-        return loss, _widened(chosen, headroom)
+        found = [(losses[place], tried[place]), *((one.loss(self.weight, self.wanted), one) for one in others)]
+        return min(found, key=lambda one: one[0])
 
-    def both(ranges: str, headroom: float = HEADROOM) -> tuple[_Rounding, _Rounding]:
-        plain_loss, plain = best((None,), ranges, headroom)
-        if not can_divide:
-            return plain, plain
-        divided_loss, divided = best(_smoothing_scales(activations), ranges, headroom)
-        return plain, divided if divided_loss < _WORTHWHILE * plain_loss else plain
+    def _divided(self, plain: tuple[float, _Rounding], ranges: str) -> _Rounding | None:
+        """Return the best rounding with a division; None if it is not worth its time."""
+        if not self.can_divide:
+            return None
+        loss, divided = self._best(_smoothing_scales(self.part), ranges)
+        return divided if loss < _WORTHWHILE * plain[0] else None
 
-    if ranges != MIXED:
-        return both(ranges)
-    rows = both(PER_ROW)
-    if not all(_is_normalized(layer.value) for layer in group):
-        return rows
-    # A division takes less time than per-row scales.
-    _, fixed = both(STATIC, NORMALIZED_HEADROOM)
-    is_affordable = fixed.loss(weight, wanted) <= _AFFORDABLE * rows[0].loss(weight, wanted)
-    return (fixed, fixed) if is_affordable else rows
+    def _finished(self, rounding: _Rounding, headroom: float = HEADROOM) -> _Rounding:
+        """Return a rounding of all rows whose fixed grid has room for larger values than the calibration texts have."""
+        grid = rounding.grid
+        if isinstance(grid, ActivationGrid):
+            grid = replace(grid, scale=np.float32(grid.scale * headroom))
+        return replace(rounding, activations=self.activations, grid=grid)
 
 
 def _is_normalized(value: ir.Value) -> bool:
@@ -234,14 +288,6 @@ def _grids(
     low, high = min(lows), max(highs)
     limits = [clip * max(-low, high) for clip in _CLIPS]
     return tuple(ActivationGrid.over(max(low, -limit), min(high, limit)) for limit in limits)
-
-
-def _widened(rounding: _Rounding, headroom: float) -> _Rounding:
-    """Return a rounding whose fixed grid has room for larger values than the calibration texts produce."""
-    grid = rounding.grid
-    if not isinstance(grid, ActivationGrid):
-        return rounding
-    return replace(rounding, grid=replace(grid, scale=np.float32(grid.scale * headroom)))
 
 
 def _ranges(activations: Activations, by: Floats) -> tuple[list[float], list[float]]:

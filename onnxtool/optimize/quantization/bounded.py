@@ -238,14 +238,16 @@ class QuantizationConfig:
     """The quantization of linear layers and embeddings.
 
     Attributes:
-        levels: the levels of a layer below float32, cheapest first. Levels of the same precision trade time for a
-            smaller error.
+        precision: the lowest precision of a layer.
+        levels: returns the levels of a layer below float32, cheapest first. Levels of the same precision trade time for
+            a smaller error. They are asked for if the lowest one is not within the bound.
         layers: returns the pass that quantizes all layers, given the layers above the first level.
         embeddings: passes that quantize embeddings, with their precisions, lowest first; the first one within the bound
             is used.
     """
 
-    levels: tuple[Level, ...]
+    precision: str
+    levels: Callable[[], Sequence[Level]]
     layers: Callable[[Sequence[FallbackLayer]], Pass]
     embeddings: tuple[tuple[str, Pass], ...]
 
@@ -293,9 +295,9 @@ class _Attempts:
         return Quantized(
             Outcome(converted, sum(outcome.num_changes for outcome in outcomes), notes),
             Quantization(
-                precision=self.config.levels[0].precision,
+                precision=self.config.precision,
                 num_layers=len({layer.name for layer in self.layers}),
-                kept=tuple(layer for layer in fallbacks if layer.precision != self.config.levels[0].precision),
+                kept=tuple(layer for layer in fallbacks if layer.precision != self.config.precision),
                 num_embeddings=num_embeddings,
                 embedding_precision=embeddings[0] if embeddings and num_embeddings else "",
                 error=errors[worst],
@@ -318,7 +320,7 @@ class _Attempts:
             elif not embeddings[1].apply(base, Context()).num_changes:
                 continue
             switchable = open_switchable(
-                base, self.config.levels, self.folder, self.feeds, self.recording.outputs, arithmetic
+                base, self.config.levels(), self.folder, self.feeds, self.recording.outputs, arithmetic
             )
             try:
                 if embeddings and max(switchable.error({}, place) for place in range(len(self.feeds))) > MARGIN * bound:

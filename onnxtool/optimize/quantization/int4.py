@@ -458,7 +458,8 @@ def to_int4(
             return quantize_int4({layer.name: layer.precision for layer in fallbacks}, grids, provider)
 
         embeddings = (("int4", int4_embeddings(grids)), ("int8", int8_embeddings))
-        return QuantizationConfig((level("int4", 4), level("int8", 8)), convert, embeddings[tables == "int8" :])
+        levels = (level("int4", 4), level("int8", 8))
+        return QuantizationConfig("int4", lambda: levels, convert, embeddings[tables == "int8" :])
 
     return quantize_within(model, feeds, max_error, choose, folder)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from onnxtool.optimize.kept import patterns_of
 from onnxtool.optimize.options import MIXED, PER_ROW
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.activations import Feeds, Recording
-from onnxtool.optimize.quantization.adjustments import Choice, choose_adjustments
+from onnxtool.optimize.quantization.adjustments import Choice, GroupAdjustments, choose_adjustments
 from onnxtool.optimize.quantization.arithmetic import (
     PLAIN,
     SMALLEST,
@@ -44,6 +44,7 @@ from onnxtool.optimize.quantization.arithmetic import (
     Codes,
     Floats,
     RowGrid,
+    each_in_parallel,
     quantize_weight,
 )
 from onnxtool.optimize.quantization.bounded import Level, QuantizationConfig, Quantized, quantize_within
@@ -57,7 +58,6 @@ from onnxtool.optimize.quantization.linear_layers import (
 )
 from onnxtool.optimize.quantization.written import made_from
 from onnxtool.optimize.report import FallbackLayer
-from onnxtool.progress import counted
 
 _FIRST_OPSET = 11  # of DynamicQuantizeLinear
 _BLOCKED_OPSET = 21  # since which QuantizeLinear takes a scale per row
@@ -585,28 +585,38 @@ def _config(
 ) -> QuantizationConfig:
     """Return how layers are quantized: with a bound, activations are divided only where the error requires it."""
 
-    def adjustment(name: str, *, is_free: bool) -> Adjustment:
-        choice = choices.get(name)
-        if choice is None:
-            return defaults[name]
-        return (choice.free if is_free and is_bounded else choice.best).by_name[name]
+    def adjustments(names: Mapping[str, bool]) -> dict[str, Adjustment]:
+        """Return the adjustments of layers, given whether each has to be free; those of a group are rounded at once."""
+
+        def group(name: str) -> GroupAdjustments:
+            return choices[name].free if names[name] and is_bounded else choices[name].best
+
+        known = [name for name in names if name in choices]
+        first = {(choices[name].group, names[name]): name for name in known}
+        for _ in each_in_parallel(lambda name: group(name).by_name, list(first.values()), "rounding layers, group"):
+            pass
+        return {name: group(name).by_name[name] if name in choices else defaults[name] for name in names}
 
     def level(label: str, *, is_free: bool) -> Level:
+        found = adjustments(dict.fromkeys(defaults, is_free))
+
         def write(layer: LinearLayer, writer: Writer) -> ir.Value:
-            return write_adjusted(layer, adjustment(layer.name, is_free=is_free), writer, label, exact=is_exact)
+            return write_adjusted(layer, found[layer.name], writer, label, exact=is_exact)
 
         return Level(_INT8, write)
 
     def convert(fallbacks: Sequence[FallbackLayer]) -> Pass:
         exact = frozenset(layer.name for layer in fallbacks if layer.precision != _INT8)
         divided = {choices[one.name].group for one in fallbacks if one.name in choices and not one.by_name}
-        adjustments = {
-            name: adjustment(name, is_free=name not in choices or choices[name].group not in divided)
-            for name in counted([name for name in defaults if name not in exact], "rounding layer")
+        wanted = {
+            name: name not in choices or choices[name].group not in divided for name in defaults if name not in exact
         }
-        return quantize_int8(exact, adjustments, exact=is_exact)
+        return quantize_int8(exact, adjustments(wanted), exact=is_exact)
 
-    levels = [level("_free", is_free=True)]
-    if is_bounded and any(choice.free is not choice.best for choice in choices.values()):
-        levels.append(level("_best", is_free=False))
-    return QuantizationConfig(tuple(levels), convert, ((_INT8, int8_embeddings),))
+    @cache
+    def levels() -> Sequence[Level]:
+        best = level("_best", is_free=False)
+        has_divisions = is_bounded and any(choice.free is not choice.best for choice in choices.values())
+        return (level("_free", is_free=True), best) if has_divisions else (best,)
+
+    return QuantizationConfig(_INT8, levels, convert, ((_INT8, int8_embeddings),))

@@ -91,7 +91,7 @@ def test_rows_of_a_sign_that_the_calibration_had_not_fit_their_grid() -> None:
 
 def test_a_code_leaves_room_for_its_neighbour() -> None:
     """Where what earlier channels left over would take both beyond 16 bits; another sign needs no room."""
-    scale, before = np.ones(4, np.float32), np.array([100, -100, -100, 100], np.int8)
+    scale, before = np.ones(4, np.float32), np.array([100, -100, -100, 100], np.float32)
     values = np.array([120, -120, 120, 20], np.float32)
     assert round_channel(values, scale, before).tolist() == [28, -28, 120, 20]
     for free in (round_channel(values, scale, None), round_channel(values, scale, before, exact=True)):

@@ -142,7 +142,8 @@ def test_errors_of_channels_make_up_for_each_other() -> None:
     codes = np.empty(weight.shape, np.int8)
 
     def one(place: int, values: Floats) -> Floats:
-        codes[place] = round_channel(values, scale, codes[place - 1] if place % 2 else None)
+        before = codes[place - 1].astype(np.float32) if place % 2 else None
+        codes[place] = round_channel(values, scale, before)
         rounded: Floats = codes[place] * scale
         return rounded
 
@@ -155,3 +156,17 @@ def test_errors_of_channels_make_up_for_each_other() -> None:
     for sign in (1, -1):
         parts = np.maximum(sign * wide_codes, 0)
         assert (parts[0::2] + parts[1::2]).max() <= LARGEST_PAIR
+
+
+def test_factors_are_those_of_the_damped_moments() -> None:
+    """One matrix for each block of channels: F.T @ D @ F, with ones on the diagonal of F."""
+    rows = normal(300, 1100, seed=8)
+    blocks = damped_factors(rows)
+    assert [len(factor) for factor in blocks] == [1024, 76]
+    for factor, part in zip(blocks, (rows[:, :1024], rows[:, 1024:]), strict=True):
+        moments = part.astype(np.float64).T @ part
+        moments += np.eye(len(moments)) * moments.trace() / len(moments) * max(1, len(moments) / 300)
+        exact = factor.astype(np.float64)
+        scaled = np.linalg.solve(exact.T, moments)
+        np.testing.assert_allclose(np.linalg.solve(exact.T, scaled.T), np.diag(np.diag(scaled)), atol=1e-3, rtol=1e-4)
+        np.testing.assert_array_equal(factor, np.tril(factor))

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from onnxtool.optimize.quantization import adjustments
 from onnxtool.optimize.quantization.activations import Activations, Feeds, Recording
 from onnxtool.optimize.quantization.adjustments import HEADROOM, choose_adjustments
 from onnxtool.optimize.quantization.arithmetic import ActivationGrid, Adjustment, Floats, round_weight
@@ -99,6 +100,38 @@ def test_an_outlier_is_cut_off_where_that_costs_less_than_it_takes(monkeypatch: 
         grids.append(float(grid.scale) * 255 / HEADROOM)
     assert grids[0] >= 0.8 * 2 * rows.max()
     assert ends.max() < grids[1] < 0.6 * (outlier.max() + ends.max())
+
+
+def test_divisions_are_searched_for_only_where_the_bound_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is most of the search."""
+    searched: list[Activations] = []
+    scales = adjustments._smoothing_scales
+
+    def counted(known: Activations) -> list[Floats]:
+        searched.append(known)
+        return scales(known)
+
+    monkeypatch.setattr(adjustments, "_smoothing_scales", counted)
+    result = to_int8(layers(300.0), FEEDS, max_error=1.0, activations="per_row")
+    assert not searched
+    to_int8(layers(300.0), FEEDS, max_error=result.report.error, activations="per_row")
+    assert searched
+
+
+def test_layers_that_read_the_same_are_rounded_as_if_alone() -> None:
+    """At once, with the same factors."""
+    weights = {"w": normal(8, 8), "v": normal(8, 5), "u": normal(8, 8)}
+    body = "p = MatMul(x, w) q = MatMul(x, v) r = MatMul(x, u)"
+    model = build(f"g (float[B, 8] x) => (float[B, 8] p, float[B, 5] q, float[B, 8] r) {{ {body} }}", weights)
+    found, _ = find_linear_layers(model)
+    rows = normal(200, 8, seed=3)
+    activations = {"x": Activations([rows.min(axis=0)], [rows.max(axis=0)], [rows])}
+    recording = Recording((), activations, dict.fromkeys(weights, ("x",)))
+    together = choose_adjustments(found, recording, "dynamic")
+    for layer in found:
+        rounding = together[layer.name].free.rounding
+        codes = rounding.adjust([layer])[layer.name].codes
+        np.testing.assert_array_equal(together[layer.name].free.by_name[layer.name].codes, codes)
 
 
 def test_a_fixed_grid_reaches_further_than_the_calibration() -> None:
