@@ -20,9 +20,9 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.domains import STRINGS
 from onnxtool.model_file.wire import Constant, Node, read_constants, read_nodes
 
-MAX_SECONDS = 5  # the child's CPU time, and the same again for every 500 MB of the model
+MAX_SECONDS = 5  # the child's CPU time, and the same again for every 500 MB or 10,000 nodes of the model
 MAX_GROWTH_BYTES = 640 << 20  # of memory in addition to four times the model
-_BYTES_A_TURN = 500_000_000
+_BYTES_A_TURN, _NODES_A_TURN = 500_000_000, 10_000
 _MAX_TRIED_ELEMENTS = 1 << 22  # of one input, of the smallest inputs that the model takes
 _TRIED_LENGTH = 8  # of texts, if a graph takes no smaller inputs, e.g. because sizes are sums of others
 _MOST_DOUBLINGS = 8
@@ -162,7 +162,8 @@ def death_on(model: ModelFile) -> str:
 
 def _limits(model: ModelFile) -> tuple[int, int]:
     """Return the seconds and bytes that a child may take."""
-    return MAX_SECONDS * (1 + model.size_bytes // _BYTES_A_TURN), MAX_GROWTH_BYTES + 4 * model.size_bytes
+    turns = 1 + model.size_bytes // _BYTES_A_TURN + model.structure.num_nodes // _NODES_A_TURN
+    return MAX_SECONDS * turns, MAX_GROWTH_BYTES + 4 * model.size_bytes
 
 
 def _ending(model: ModelFile) -> ChildEndedError | None:
@@ -211,6 +212,7 @@ def _load_and_run(path: str, domains: Sequence[str]) -> None:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
+    options.enable_mem_reuse = False  # planning it takes time that grows with the square of the nodes
     register_operators(options, domains)
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     feeds = _smallest_feeds(session)

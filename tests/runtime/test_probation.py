@@ -127,6 +127,18 @@ def test_memory_that_ran_out_is_not_tried_away(tmp_path: Path) -> None:
         check_harmless(ModelFile.open(tmp_path / "model.onnx"))
 
 
+def test_a_graph_of_many_nodes_may_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transformer of 25,000 nodes takes onnxruntime seconds to load."""
+    taken: list[float] = []
+    monkeypatch.setattr(probation, "attempt", lambda *_, seconds, num_bytes: taken.append(seconds))
+    for count in (10, 40_000):
+        nodes = [helper.make_node("Identity", ["x"], [f"y{number}"]) for number in range(count)]
+        sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y0")]
+        onnx.save(helper.make_model(helper.make_graph(nodes, "g", sides[:1], sides[1:])), tmp_path / "model.onnx")
+        probation.death_on(ModelFile.open(tmp_path / "model.onnx"))
+    assert taken == [5, 25]
+
+
 def test_a_file_that_passed_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it changes."""
     tried: list[Path] = []

@@ -181,3 +181,14 @@ def test_a_frugal_session_reads_the_weights_where_they_lie_and_answers_the_same(
     plain, frugal = (open_session(link, provider="cpu", frugal=frugal).run({"x": x})["y"] for frugal in (False, True))
     np.testing.assert_allclose(plain, x @ weight, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(frugal, plain, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("num_nodes", "reuses"), [(5000, True), (5001, False)])
+def test_buffers_of_a_graph_of_many_nodes_are_not_planned(tmp_path: Path, num_nodes: int, *, reuses: bool) -> None:
+    """Planning takes onnxruntime time that grows with the square of the nodes, which this graph alternately negates."""
+    nodes = [helper.make_node("Neg", [f"v{number}"], [f"v{number + 1}"]) for number in range(num_nodes)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("v0", f"v{num_nodes}")]
+    session = open_session(save_graph(tmp_path / "model.onnx", nodes, ends[:1], ends[1:], []), provider="cpu")
+    assert session._inference.get_session_options().enable_mem_reuse is reuses
+    x = np.array([1, -2], np.float32)
+    np.testing.assert_array_equal(session.run({"v0": x})[f"v{num_nodes}"], -x if num_nodes % 2 else x)
