@@ -13,6 +13,7 @@ from unittest import mock
 
 from filelock import FileLock
 
+WORDS = 8_000  # of the 30,522 in the vocabulary that every recipe has, which took most of the time of int8
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
@@ -33,15 +34,24 @@ def make_shallow(source: Path, folder: Path, *, layers: int, words: int = 0) -> 
     from transformers import BertModel
 
     shutil.copytree(source, folder, dirs_exist_ok=True)
-    model = BertModel.from_pretrained(source, num_hidden_layers=layers)
-    if words:
-        model.resize_token_embeddings(words)
-        vocabulary = (source / "vocab.txt").read_text(encoding="utf-8").split("\n")[:words]
-        (folder / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
-        tokenizer = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
-        tokenizer["model"]["vocab"] = {word: place for place, word in enumerate(vocabulary)}
-        (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    model.save_pretrained(folder)
+    BertModel.from_pretrained(source, num_hidden_layers=layers).save_pretrained(folder)
+    return keep_words(folder, words) if words else folder
+
+
+def keep_words(folder: Path, words: int) -> Path:
+    """Cut the vocabulary of a checkpoint to its first words: tables, and files of the tokenizer."""
+    from safetensors.numpy import load_file, save_file
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    rows, weights = config["vocab_size"], folder / "model.safetensors"
+    tensors = {name: array[:words] if len(array) == rows else array for name, array in load_file(weights).items()}
+    save_file(tensors, weights, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": words}), encoding="utf-8")
+    vocabulary = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:words]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["model"]["vocab"] = {word: place for place, word in enumerate(vocabulary)}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     return folder
 
 
@@ -52,11 +62,15 @@ class Workshop:
         self.folder = folder
         self.session = session or folder  # of this run of the tests alone: what onnxtool has made is made anew
         self._lock = FileLock(folder / ".lock")
+        (folder / "checkpoints").mkdir(exist_ok=True)
 
     def checkpoint(self, name: str) -> Path:
-        """Return the folder of the checkpoint called `name` in models/recipes.json."""
+        """Return the folder of the checkpoint called `name` in models/recipes.json, with the first words alone."""
+        path = self.folder / "checkpoints" / name
         with self._lock:
-            path: Path = load_script("make_models").make_model(name, self.folder / "checkpoints")
+            if not path.exists():
+                made = load_script("make_models").make_model(name, self.folder / "whole")
+                keep_words(made, WORDS).rename(path)
         return path
 
     def exported(self, name: str, *, exporter: str = "dynamo", head: str = "none") -> Path:

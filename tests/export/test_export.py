@@ -43,7 +43,7 @@ from onnxtool.model_file.metadata import License
 from onnxtool.progress import listening
 from onnxtool.runtime.providers import highest_opset
 from onnxtool.summary import summarize_model
-from tests.workshop import Workshop, make_shallow
+from tests.workshop import WORDS, Workshop, make_shallow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -83,7 +83,7 @@ def embedder(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportRe
 def test_the_head_that_a_checkpoint_was_trained_with_is_put_on(workshop: Workshop, tmp_path: Path) -> None:
     """Its card's tags say SPLADE; the report says that this was the reason, and how to leave it out."""
     report = unverified(workshop.checkpoint("tiny-splade"), tmp_path / "m.onnx")
-    assert [(tensor.name, tensor.shape) for tensor in report.outputs] == [("sparse", ("batch_size", 30522))]
+    assert [(tensor.name, tensor.shape) for tensor in report.outputs] == [("sparse", ("batch_size", WORDS))]
     assert report.head == "splade"
     assert any("tags name splade" in note and "--head logits" in note for note in report.notes)
 
@@ -140,7 +140,7 @@ def test_the_outputs_of_a_splade_checkpoint_are_logits(report: ExportReport) -> 
     model = onnx.load(report.output)
     (output,) = model.graph.output
     dims = [dim.dim_param or dim.dim_value for dim in output.type.tensor_type.shape.dim]
-    assert (output.name, dims) == ("logits", ["batch_size", "sequence", 30522])
+    assert (output.name, dims) == ("logits", ["batch_size", "sequence", WORDS])
     for value in model.graph.input:
         assert [dim.dim_param for dim in value.type.tensor_type.shape.dim] == ["batch_size", "sequence"]
 
@@ -468,7 +468,7 @@ def test_a_model_that_its_own_runs_change_is_compared_with_a_fresh_copy(workshop
     (folder / "model.safetensors").unlink()
     torch.manual_seed(0)
     config = transformers.BigBirdConfig(
-        vocab_size=30522, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        vocab_size=WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
         max_position_embeddings=512, block_size=16, num_random_blocks=1, initializer_range=0.3,
         pad_token_id=0, bos_token_id=101, eos_token_id=102, sep_token_id=102, architectures=["BigBirdModel"],
     )  # fmt: skip

@@ -23,7 +23,7 @@ from onnxtool.export.tracing import EXPORTERS, trace, trace_torchscript
 from onnxtool.model_file.weights import write_inline
 from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.session import open_session
-from tests.workshop import Workshop
+from tests.workshop import WORDS, Workshop
 
 
 def signature_of(workshop: Workshop, name: str) -> Any:
@@ -35,7 +35,7 @@ def signature_of(workshop: Workshop, name: str) -> Any:
 def test_logits_of_a_masked_language_model_have_batch_sequence_and_vocabulary(workshop: Workshop) -> None:
     """Every axis that moves is named, and the vocabulary is a number."""
     signature = signature_of(workshop, "tiny-splade")
-    assert signature.outputs == {"logits": ("batch_size", "sequence", 30522)}
+    assert signature.outputs == {"logits": ("batch_size", "sequence", WORDS)}
 
 
 def test_a_pooled_output_gets_no_sequence_axis(workshop: Workshop) -> None:

@@ -31,7 +31,7 @@ from onnxtool.export.targets import TARGETS, Use
 from onnxtool.export.targets.fastembed import other_than_colbert
 from onnxtool.export.targets.opensearch import weights_by_text
 from onnxtool.model_file import ModelFile
-from tests.workshop import Workshop, load_script
+from tests.workshop import WORDS, Workshop, load_script
 
 MEAN, CLS, MAX = Pooling(("mean",)), Pooling(("cls",)), Pooling(("max",))
 DENSE = Dense("2_Dense", np.zeros((2, 4), np.float32), None, "Tanh")
@@ -269,7 +269,7 @@ def inference_free(workshop: Workshop, folder: Path) -> Path:
     """Put a Router around a sparse encoder, with a table of weights for queries, in `folder`/checkpoint."""
     checkpoint = folder / "checkpoint"
     document = shutil.copytree(workshop.checkpoint("tiny-splade"), checkpoint / "document_0_Transformer")
-    weights = np.random.default_rng(0).uniform(0.5, 2, 30522).astype(np.float32)
+    weights = np.random.default_rng(0).uniform(0.5, 2, WORDS).astype(np.float32)
     names = ("query_0_SparseStaticEmbedding", "document_0_Transformer", "document_1_SpladePooling")
     classes = [f"sentence_transformers.models.{name.rpartition('_')[2]}" for name in names]
     routes = {"query": [names[0]], "document": [*names[1:]]}

@@ -40,7 +40,7 @@ from onnxtool.runtime.session import find_provider, open_session, tolerance_of
 from tests.cli.entry_point import json_of, run_onnxtool
 from tests.graphs import save_text
 from tests.packages import need
-from tests.workshop import Workshop
+from tests.workshop import WORDS, Workshop
 
 PACKAGE = "onnxruntime_ep_openvino"
 _SOURCE = Path(__file__).with_name("any_vendor.c")
@@ -83,7 +83,7 @@ def tiny(workshop: Workshop) -> Path:
 
 
 def _feeds(opened: Session) -> dict[str, NDArray[np.int64]]:
-    ids = np.random.default_rng(0).integers(200, 20000, (3, 17))
+    ids = np.random.default_rng(0).integers(200, WORDS, (3, 17))
     mask = np.ones_like(ids)
     mask[1, 9:] = 0
     every = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
@@ -448,10 +448,10 @@ def test_answers_say_where_they_come_from(tiny: Path, openvino: str) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "fused", "int8", "other operators"])
 def test_the_provider_says_which_nodes_it_takes(
-    kind: str, openvino: str, trained: Path, fused: Path, trained_int8: tuple[Path, OptimizeReport], tmp_path: Path
+    kind: str, openvino: str, tiny: Path, fused: Path, trained_int8: tuple[Path, OptimizeReport], tmp_path: Path
 ) -> None:
     """As a profile of a run shows them, and a session without the CPU opens only if none is left."""
-    others = {"plain": trained, "fused": fused, "int8": Path(trained_int8[1].output)}
+    others = {"plain": tiny, "fused": fused, "int8": Path(trained_int8[1].output)}
     path = others.get(kind) or _with_fast_gelu(tmp_path / "gelu.onnx")
     process = run_onnxtool(tmp_path, "env", "--model", path, "--provider", openvino, "--format", "json")
     found = json.loads(process.stdout)

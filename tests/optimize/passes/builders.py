@@ -18,6 +18,7 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.runtime.quiet import quiet
 from tests import graphs
 from tests.optimize.exact_products import with_exact_products
+from tests.workshop import WORDS
 
 Arrays = Mapping[str, NDArray[Any]]
 CONTEXT = Context()
@@ -188,7 +189,7 @@ def ragged_feeds() -> dict[str, NDArray[np.int64]]:
     mask = np.ones((3, 9), np.int64)
     mask[0, 6:] = mask[1, :4] = mask[2, 3:5] = 0
     return {
-        "input_ids": generator.integers(0, 30522, (3, 9)),
+        "input_ids": generator.integers(0, WORDS, (3, 9)),
         "token_type_ids": generator.integers(0, 2, (3, 9)),
         "attention_mask": mask,
     }
