@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import gc
+import logging
 import os
 import shutil
 import sys
@@ -143,7 +144,11 @@ def frozen_heap() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def untimed_guards() -> None:
-    """Let TorchDynamo not time the guards of what it compiles, for its log only: it empties the caches, in 25 ms."""
+    """Let TorchDynamo not time the guards of what it compiles, for its log only: it empties the caches, in 25 ms.
+
+    Nor write each graph as text: it does for any handler, and pytest gives one to loggers that do not propagate.
+    """
+    logging.getLogger("torch.__trace").propagate = True
     guards = sys.modules.get("torch._dynamo.guards")
     if guards:
         guards.profile_guard_manager = lambda *_guards: 0.0  # type: ignore[attr-defined]
