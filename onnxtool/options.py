@@ -330,7 +330,8 @@ def _converted(value: Any, hint: Any, option: Option) -> Any:
         except _RefusedError as error:
             if error.is_of_value:
                 raise
-            refusals.append(error)
+            # Its traceback leads to this frame: a cycle that would keep the callers' variables, sessions among them.
+            refusals.append(error.with_traceback(None))
     if len(refusals) == 1:
         raise refusals[0]
     raise _refusal(value, " or ".join(dict.fromkeys(map(_called, kinds))))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import runpy
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from onnxtool.cli.options import derived_options
-from onnxtool.options import Option
+from onnxtool.options import Option, checked
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
@@ -101,6 +103,28 @@ def test_the_help_tells_defaults_and_choices() -> None:
     assert "--kind [one-way|two]" in text
     assert "--strict / --no_strict" in text
     assert "Not shown" not in text
+
+
+def test_what_a_caller_holds_is_freed_when_it_returns() -> None:
+    """Without a garbage collection: it may be a session with all weights."""
+
+    class Held:
+        pass
+
+    @checked
+    def takes(value: int | str) -> str:
+        return str(value)
+
+    def call() -> weakref.ref[Held]:
+        held = Held()
+        takes("not a number, which is tried first")
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
 
 
 def test_the_reference_of_options_is_that_of_the_help() -> None:
