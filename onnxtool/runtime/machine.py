@@ -32,6 +32,16 @@ def processor_name() -> str:
     return facts.get("model name") or f"{platform.machine()} {arm}".strip()
 
 
+def release_freed_memory() -> None:
+    """Return freed memory to the system, where the C library would keep it, as glibc's.
+
+    After a session of 440 MB was closed, glibc kept 170 to 330 MB of it in pieces.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 def available_cores() -> int:
     """Return the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)

@@ -23,7 +23,7 @@ from onnxtool.reading import read_json
 from onnxtool.runtime.comparison import failure, run_reference, verify
 from onnxtool.runtime.difference import TOLERANCES, Tolerance
 from onnxtool.runtime.input_cases import LONGEST_CASE, input_cases
-from onnxtool.runtime.machine import available_cores
+from onnxtool.runtime.machine import available_cores, release_freed_memory
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.providers import (
     AUTO,
@@ -129,7 +129,7 @@ def open_plain(path: ModelPath, provider: ExecutionProvider) -> Session:
     Raises:
         OnnxtoolError: as for `open_session`.
     """
-    return _open(path, provider, _Settings(threads=1, exact=False, disabled=()))
+    return _open(path, provider, _Settings(threads=1, exact=False, mapped=True, disabled=()))
 
 
 class _Settings(NamedTuple):
@@ -138,6 +138,7 @@ class _Settings(NamedTuple):
     Attributes:
         exact: whether int8 products may be computed exactly, as the file's metadata may require.
         prove: whether a provider has to prove itself.
+        mapped: whether the weights are mapped from the file even if the session is not frugal.
         disabled: onnxruntime optimizers to disable; None for the file's own list.
     """
 
@@ -146,6 +147,7 @@ class _Settings(NamedTuple):
     frugal: bool = False
     exact: bool = True
     prove: bool = False
+    mapped: bool = False
     disabled: Sequence[str] | None = None
     level: str = "ENABLE_ALL"
 
@@ -166,6 +168,8 @@ def _open(path: ModelPath, provider: str | ExecutionProvider, settings: _Setting
         notes += prove_elsewhere(model, chosen, settings.threads).notes
     options, source = _session_options(model, chosen, settings)
     without = disabled_optimizers(model) if settings.disabled is None else settings.disabled
+    if settings.frugal or settings.mapped:  # what the sessions before it held
+        release_freed_memory()
     threads, start = settings.threads or available_cores(), time.perf_counter()
     try:
         providers = apply_provider(options, chosen, threads)
@@ -207,7 +211,11 @@ def _session_options(model: ModelFile, chosen: ExecutionProvider, settings: _Set
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
         options.inter_op_num_threads = settings.inter_threads
     is_frugal = settings.frugal and chosen.row.is_reference
-    source: str | bytes = _make_frugal(options, model) if is_frugal else str(model.path)
+    source: str | bytes = str(model.path)
+    if is_frugal:
+        _make_frugal(options, model)
+    if is_frugal or (settings.mapped and chosen.row.is_reference):
+        source = _map_weights(options, model)
     is_exact = settings.exact and model.metadata.get(EXACT_PRODUCTS_KEY) == REQUIRED
     if is_exact and chosen.name == CPU and products_saturate():
         options.add_session_config_entry(EXACT_PRODUCTS_OPTION, "1")
@@ -420,7 +428,8 @@ def require_loadable(model: ModelFile) -> None:
     from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernelError
 
     options = ort.SessionOptions()
-    source = _make_frugal(options, model)
+    _make_frugal(options, model)
+    source = _map_weights(options, model)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.enable_mem_reuse = False
@@ -456,8 +465,8 @@ def disabled_optimizers(model: ModelFile) -> list[str]:
     return [name for name in model.metadata.get(DISABLED_OPTIMIZERS_KEY, "").split(",") if name]
 
 
-def _make_frugal(options: Any, model: ModelFile) -> bytes:
-    """Set `options` for low memory, and return the object to load instead of the model's path."""
+def _make_frugal(options: Any, model: ModelFile) -> None:
+    """Set `options` for runs in little memory."""
     # Threads that spin while waiting keep the cores of a busy machine from the threads they wait for.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # An arena keeps the maximum that any run needed until the session ends.
@@ -465,7 +474,13 @@ def _make_frugal(options: Any, model: ModelFile) -> bytes:
     if model.size_bytes > MAX_INLINE_BYTES:
         # Repacked weights are a second copy of all of them. They save a fifth of the time of a run.
         options.add_session_config_entry("session.disable_prepacking", "1")
-    # onnxruntime maps weights that are located in a file, but parses and copies weights inside a message.
+
+
+def _map_weights(options: Any, model: ModelFile) -> bytes:
+    """Return what to load instead of the model's path, with its weights where they are in the file.
+
+    onnxruntime maps weights that are located in a file, but parses and copies weights inside a message.
+    """
     source, folder = externalized(model.path), model.path.parent.resolve()
     if model.leads_elsewhere:
         from onnxtool.model_file.weights import read_located

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +55,29 @@ def test_both_files_run_in_turns_on_one_shape(model: Path, tmp_path: Path, monke
     assert not found.slower
     assert (report.warning, report.not_timed) == ("", "")
     assert report.duration_ms["timing"] > 0
+
+
+def test_of_large_files_one_session_is_closed_before_the_other_is_opened(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds its weights; the weights of both are mapped from their files."""
+    monkeypatch.setattr(speed, "_LARGE_BYTES", 0)
+    order = slow(monkeypatch, {model.name: 20.0, "o.onnx": 10.0})
+    opened: list[weakref.ref[Session]] = []
+    plain = session.open_plain
+
+    def open_plain(path: ModelFile, provider: ExecutionProvider) -> Session:
+        assert all(reference() is None for reference in opened)
+        found = plain(path, provider)
+        opened.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(speed, "open_plain", open_plain)
+    found = optimize_model(OptimizeOptions(model, output=tmp_path / "o.onnx", verify=False)).speed
+    assert found is not None
+    assert order == [model.name] * found.turns + ["o.onnx"] * found.turns
+    assert len(opened) == 2
+    assert found.ratio == pytest.approx(2.0, rel=0.01)
 
 
 @pytest.mark.parametrize(("milliseconds", "warned"), [(10.4, True), (10.1, False)], ids=["slower", "noise"])
