@@ -115,6 +115,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     A folder stays together, as its modules share fixtures. The last ones of the alphabet compile, and the first do not.
     """
+    # PyTorch writes each graph as text for any handler here, and pytest gives one to loggers that do not propagate.
+    logging.getLogger("torch.__trace").propagate = True
     slow = {item.path.parent for item in items if item.get_closest_marker("slow")}
     rank = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(key=lambda item: (item.path.parent not in slow, -rank[item.path]))
@@ -144,11 +146,7 @@ def frozen_heap() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def untimed_guards() -> None:
-    """Let TorchDynamo not time the guards of what it compiles, for its log only: it empties the caches, in 25 ms.
-
-    Nor write each graph as text: it does for any handler, and pytest gives one to loggers that do not propagate.
-    """
-    logging.getLogger("torch.__trace").propagate = True
+    """Let TorchDynamo not time the guards of what it compiles, for its log only: it empties the caches, in 25 ms."""
     guards = sys.modules.get("torch._dynamo.guards")
     if guards:
         guards.profile_guard_manager = lambda *_guards: 0.0  # type: ignore[attr-defined]
