@@ -69,12 +69,18 @@ TEXTS = (
 
 
 @pytest.fixture(scope="module")
-def embedder(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
+def shallow(workshop: Workshop, minilm: Path) -> Path:
+    """The sentence encoder with trained weights: its first layer alone."""
+    return workshop.made("shallow", lambda folder: make_shallow(minilm, folder, layers=1, words=WORDS))
+
+
+@pytest.fixture(scope="module")
+def embedder(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
     """An export of the sentence encoder with trained weights, whose vectors are cut and stored as codes."""
     folder = tmp_path_factory.mktemp("export")
     (folder / "texts.txt").write_text("\n".join(TEXTS))
     options = ExportOptions(
-        str(minilm), output=folder / "m.onnx", dimensions=64, exporter="torchscript", vectors_as="int8",
+        str(shallow), output=folder / "m.onnx", dimensions=64, exporter="torchscript", vectors_as="int8",
         calibration=folder / "texts.txt",
     )  # fmt: skip
     return export_model(options)
@@ -360,9 +366,9 @@ def test_options_that_would_do_nothing_are_refused(workshop: Workshop, tmp_path:
         export_model(options)
 
 
-def test_an_embedding_may_be_cut_and_stored_as_codes(minilm: Path, embedder: ExportReport) -> None:
+def test_an_embedding_may_be_cut_and_stored_as_codes(shallow: Path, embedder: ExportReport) -> None:
     """Its first numbers have length 1 again; equal to what sentence-transformers gives so, and stores so."""
-    theirs = SentenceTransformer(str(minilm), device="cpu", truncate_dim=64).encode(
+    theirs = SentenceTransformer(str(shallow), device="cpu", truncate_dim=64).encode(
         list(TEXTS), normalize_embeddings=True
     )
     report, path = embedder, Path(embedder.output)
@@ -384,7 +390,7 @@ def test_an_embedding_may_be_cut_and_stored_as_codes(minilm: Path, embedder: Exp
     assert np.abs(ours.astype(int) - codes.astype(int)).max() <= 1
 
 
-def test_vectors_that_cannot_be_stored_so_are_refused(minilm: Path, tmp_path: Path) -> None:
+def test_vectors_that_cannot_be_stored_so_are_refused(shallow: Path, tmp_path: Path) -> None:
     """Before anything is traced, with the way out."""
     np.save(tmp_path / "r.npy", np.array([[0.0] * 64, [1.0] * 64]))
     rows: list[tuple[dict[str, Any], str]] = [
@@ -399,7 +405,7 @@ def test_vectors_that_cannot_be_stored_so_are_refused(minilm: Path, tmp_path: Pa
     ]
     for settings, reason in rows:
         with pytest.raises(OnnxtoolError, match=reason) as caught:
-            export_model(ExportOptions(str(minilm), output=tmp_path / "n.onnx", **settings))
+            export_model(ExportOptions(str(shallow), output=tmp_path / "n.onnx", **settings))
         assert caught.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["r.npy"]
 
@@ -479,10 +485,10 @@ def test_a_model_that_its_own_runs_change_is_compared_with_a_fresh_copy(workshop
     assert any("for texts of up to 112 tokens, of the 512" in note for note in report.notes)
 
 
-def test_files_of_a_replaced_checkpoint_do_not_stay(workshop: Workshop, minilm: Path, tmp_path: Path) -> None:
+def test_files_of_a_replaced_checkpoint_do_not_stay(workshop: Workshop, shallow: Path, tmp_path: Path) -> None:
     """Its pooling would be applied to a model that has none."""
     output = tmp_path / "m.onnx"
-    for checkpoint in (minilm, workshop.checkpoint("tiny-encoder")):
+    for checkpoint in (shallow, workshop.checkpoint("tiny-encoder")):
         export_model(ExportOptions(str(checkpoint), output=output, exporter="torchscript", verify=False, force=True))
     found = {str(path.relative_to(tmp_path / "m")) for path in (tmp_path / "m").rglob("*") if path.is_file()}
     assert found == {"config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
