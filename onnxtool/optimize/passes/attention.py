@@ -29,7 +29,7 @@ from onnxtool.optimize.attention.scores import (
     find_attention,
     match_roots,
 )
-from onnxtool.optimize.attention.views import Heads, Layout, Linear, find_heads, find_joined, find_linear
+from onnxtool.optimize.attention.views import VIEWS, Heads, Layout, Linear, find_heads, find_joined, find_linear
 from onnxtool.optimize.kept import PARTS, patterns_of
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
@@ -295,8 +295,11 @@ def _trimmed(inputs: list[ir.Value | None]) -> list[ir.Value | None]:
 
 
 def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | None:
-    """Return the three linear layers if q, k and v all come from one tensor; otherwise None."""
-    if parts.repeats > 1:
+    """Return the three linear layers if q, k and v all come from one tensor, and nothing else reads them; else None.
+
+    The operator would repeat the layers of queries and keys that position biases are computed from (DeBERTa).
+    """
+    if parts.repeats > 1 or _are_read_elsewhere(parts):
         return None
     linears = []
     for heads in (parts.queries, parts.keys, parts.values):
@@ -311,6 +314,23 @@ def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | No
     if thirds == [0, 1, 2] and first.weight is second.weight is third.weight:
         return first, second, third
     return (first, second, third) if thirds == [None, None, None] else None
+
+
+def _are_read_elsewhere(parts: _Parts) -> bool:
+    """Whether anything but the attention reads its queries, keys or values."""
+    ends = {parts.found.queries, parts.found.keys, parts.found.values}
+    waiting = [parts.queries.source, parts.keys.source, parts.values.source]
+    while waiting:
+        value = waiting.pop()
+        readers = [node for node, _ in value.uses() if node.op_type != "Shape"]
+        if value in ends:
+            is_read = len(readers) > 1
+        else:
+            is_read = any(node.op_type not in VIEWS for node in readers)
+            waiting += [output for node in readers for output in node.outputs]
+        if is_read or value.is_graph_output():
+            return True
+    return False
 
 
 def _joined_weights(linears: tuple[Linear, Linear, Linear], writer: Writer) -> list[ir.Value | None]:

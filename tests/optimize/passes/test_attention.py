@@ -220,7 +220,16 @@ def test_layers_share_the_mask_that_they_read() -> None:
         f"{MASKINGS['padding']} {again} {masked} {result}", outputs="float[B, S, 8] y, float[B, S, 8] z"
     )
     assert apply(attention, model).num_changes == 2
-    assert (count(model, "Cast"), count(model, "Attention", "com.microsoft")) == (1, 2)
+    assert (count(model, "Cast"), count(model, "MultiHeadAttention", "com.microsoft")) == (1, 2)
+
+
+def test_layers_that_a_position_bias_reads_are_not_computed_twice() -> None:
+    """As in DeBERTa, whose scores have terms of queries and positions: `Attention` would run these layers again."""
+    masking = "term = ReduceSum <keepdims=1> (q, minus_one) masked = Add(scaled, term)"
+    model = attention_graph(masking, constants={"minus_one": np.array([-1])})
+    num_layers = count(model, "MatMul") - 2  # besides the products of the attention
+    assert_same_numbers(attention, model, ragged_feeds())
+    assert (count(model, "MatMul"), count(model, "MultiHeadAttention", "com.microsoft")) == (num_layers, 1)
 
 
 @pytest.mark.parametrize(
