@@ -235,6 +235,17 @@ def detached_weights(model: ir.Model) -> Iterator[dict[str, ir.Value]]:
         graph.initializers.update(initializers)
 
 
+def read_once(tensor: Any) -> Any:
+    """Return a copy of a tensor's array, without keeping its place in a file mapped."""
+    import onnx_ir as ir
+
+    array = tensor.numpy().copy()
+    if isinstance(tensor, ir.ExternalTensor):
+        with suppress(BufferError):  # an array of it is still held somewhere
+            tensor.release()
+    return array
+
+
 def release_weights(model: ir.Model) -> None:
     """Unmap weights that were read; reading them again maps them again."""
     import onnx_ir as ir

@@ -53,7 +53,7 @@ from onnxtool.runtime.comparison import failure
 from onnxtool.runtime.difference import TOLERANCES, Tolerance
 from onnxtool.runtime.given_inputs import NO_INPUTS
 from onnxtool.runtime.input_cases import input_cases
-from onnxtool.runtime.machine import processor_name
+from onnxtool.runtime.machine import processor_name, release_freed_memory
 from onnxtool.runtime.probation import check_harmless, death_on
 from onnxtool.runtime.providers import (
     AUTO,
@@ -366,6 +366,7 @@ class _Run:
             )
         del model, converted
         gc.collect()  # a graph has reference cycles, and would keep its weights while two sessions load theirs
+        release_freed_memory()
         self.stopwatch.lap("write")
         staged_stats = summarize_file(result)
         _require_same_signature(self.before, staged_stats)

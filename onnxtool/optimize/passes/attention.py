@@ -18,6 +18,7 @@ from onnxtool.graph.edit import remove_unused, replace, tensor_of
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.weights import read_once
 from onnxtool.optimize.attention.masks import DEFAULT_FILL, MaskKind, find_mask_kind
 from onnxtool.optimize.attention.scores import (
     SINKS,
@@ -358,7 +359,7 @@ def _concatenated(values: Sequence[ir.Value | None], widths: Sequence[int], like
 
     def join() -> ir.TensorProtocol:
         arrays = [
-            np.zeros(width, dtype.numpy()) if tensor is None else tensor.numpy()
+            np.zeros(width, dtype.numpy()) if tensor is None else read_once(tensor)
             for tensor, width in zip(tensors, widths, strict=True)
         ]
         return ir.tensor(np.concatenate(arrays, axis=-1))

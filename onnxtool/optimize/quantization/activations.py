@@ -22,6 +22,7 @@ from onnxtool.optimize.quantization.arithmetic import Floats
 from onnxtool.optimize.quantization.error import padding_mask
 from onnxtool.optimize.quantization.linear_layers import find_linear_layers, unfuse_linear_layers
 from onnxtool.progress import counted
+from onnxtool.runtime.machine import release_freed_memory
 from onnxtool.runtime.running import Arrays, Session
 from onnxtool.runtime.session import open_session
 
@@ -109,6 +110,8 @@ def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
         outputs.append({name: found[name] for name in names})
         for name, one in activations.items():
             one.add(given[name] if name in given else found[name], wanted, most_rows, generator)
+    del session, found
+    release_freed_memory()
     for name, one in activations.items():
         if not all(np.isfinite(rows).all() for rows in one.rows):
             raise PassError(

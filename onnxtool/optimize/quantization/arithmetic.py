@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from onnxtool.progress import counted
-from onnxtool.runtime.machine import available_cores
+from onnxtool.runtime.machine import available_cores, release_freed_memory
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int8]
@@ -224,6 +224,7 @@ def each_in_parallel(
             yield from zip(counted(items, name), results, strict=True)
         finally:
             workers.shutdown(cancel_futures=True)
+            release_freed_memory()
 
 
 def damped_factors(rows: Floats) -> list[Floats]:

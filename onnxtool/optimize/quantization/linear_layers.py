@@ -26,6 +26,7 @@ from onnxtool.graph.edit import (
 from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.shapes import Shapes
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.weights import read_once
 from onnxtool.optimize.kept import PARTS, note_patterns, patterns_of
 from onnxtool.optimize.quantization.arithmetic import Floats
 
@@ -86,7 +87,7 @@ class LinearLayer:
         tensor, transposed = tensor_of(self.weight), self.transposed
 
         def read() -> Floats:
-            array: Floats = tensor.numpy()
+            array: Floats = read_once(tensor)
             return array.T if transposed else array
 
         return read
@@ -246,7 +247,7 @@ def _columns(weight: ir.Value, number: int, name: str, writer: Writer) -> ir.Val
     width = columns // len(_PARTS)
 
     def read() -> ir.TensorProtocol:
-        return ir.tensor(np.ascontiguousarray(tensor.numpy()[:, number * width : (number + 1) * width]))
+        return ir.tensor(np.ascontiguousarray(read_once(tensor)[:, number * width : (number + 1) * width]))
 
     return shared_initializer(ir.LazyTensor(read, tensor.dtype, ir.Shape([rows, width])), name, writer)
 

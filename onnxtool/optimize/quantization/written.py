@@ -52,7 +52,8 @@ _ORIGIN = "onnxtool.origin"  # in a tensor's own metadata, which no file has
 # and codes that compensate for each other by up to 0.46. A wrong scale by far more.
 _MOST_STEPS = 1.0
 REPORT = "no file was written; please report this model"
-_Read = Callable[[], tuple[NDArray[Any], NDArray[Any]]]
+_Read = Callable[[slice], tuple[NDArray[Any], NDArray[Any]]]
+_ROWS_AT_A_TIME = 2048  # a table of words would be held six times otherwise
 
 
 def count_written(quantization: Quantization, path: Path) -> Quantization:
@@ -165,7 +166,9 @@ def require_weights(model: ir.Model, converted: ir.Model, path: Path) -> None:
             continue
         if name not in stored:
             raise PassError(f"nothing in the file reads the weight {name}", REPORT)
-        off = _steps_off(*stored[name](), read())
+        floats = _as_rows(read())
+        parts = [slice(start, start + _ROWS_AT_A_TIME) for start in range(0, len(floats), _ROWS_AT_A_TIME)]
+        off = np.max([_steps_off(*stored[name](part), floats[part]) for part in parts], initial=0.0)  # or NaN
         if not off <= _MOST_STEPS:
             raise PassError(
                 f"the weight {name} in the file is off by {off:.3g} steps from the one that it was made from, and "
@@ -176,7 +179,6 @@ def require_weights(model: ir.Model, converted: ir.Model, path: Path) -> None:
 
 def _steps_off(values: NDArray[Any], steps: NDArray[Any], floats: NDArray[Any]) -> float:
     """Return the largest root mean square of a row's differences from its floats, [R, W], in steps."""
-    floats = _as_rows(floats)
     width = floats.shape[1]
     values, steps = values[:, :width], np.maximum(np.abs(steps[:, :width]), np.finfo(np.float32).tiny)
     equal = (values == floats) | (np.isnan(values) & np.isnan(floats))
@@ -185,7 +187,7 @@ def _steps_off(values: NDArray[Any], steps: NDArray[Any], floats: NDArray[Any]) 
 
 
 def _stored(node: ir.Node) -> Iterator[tuple[str, _Read]]:
-    """Yield the name of each converted weight of a node, and what reads its numbers and their steps, [R, W]."""
+    """Yield the name of each converted weight of a node, and what reads numbers and steps of some rows, [R, W]."""
     for value in filter(is_weight, node.inputs):
         if value is not None and is_float(value):
             yield str(value.name), partial(_read_floats, tensor_of(value))
@@ -205,16 +207,17 @@ def _scale_of_rows(node: ir.Node) -> ir.Value | None:
     return next((one.inputs[0] for one in lookups if one is not None), None)
 
 
-def _read_floats(tensor: ir.TensorProtocol) -> tuple[NDArray[Any], NDArray[Any]]:
-    array = _as_rows(tensor.numpy())
+def _read_floats(tensor: ir.TensorProtocol, part: slice) -> tuple[NDArray[Any], NDArray[Any]]:
+    array = _as_rows(tensor.numpy())[part]
     return array.astype(np.float32, copy=False), np.spacing(np.abs(array)).astype(np.float32)
 
 
-def _read_codes(node: ir.Node, tensors: Sequence[ir.TensorProtocol]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _read_codes(node: ir.Node, tensors: Sequence[ir.TensorProtocol], part: slice) -> tuple[NDArray[Any], NDArray[Any]]:
     codes, scale, *others = (tensor.numpy() for tensor in tensors)
     zero = others[0] if others else np.zeros_like(scale)
     if scale.ndim == 1:  # of the columns of a product
         codes, scale, zero = codes.T, scale[:, None], zero.reshape(-1, 1)
+    codes, scale, zero = codes[part], scale[part], zero[part] if len(zero) == len(scale) else zero
     if attribute(node, "bits", 8) == 4:
         codes, zero = (np.stack((one & 15, one >> 4), axis=-1).reshape(*one.shape[:-1], -1) for one in (codes, zero))
     codes = codes.reshape(len(scale), -1)

@@ -14,6 +14,7 @@ from onnx import TensorProto, numpy_helper
 from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.errors import PassError, VerificationError
 from onnxtool.model_file import save_model
+from onnxtool.optimize.quantization import written
 from onnxtool.optimize.quantization.arithmetic import Adjustment
 from onnxtool.optimize.report import OptimizeReport, Quantization
 from tests.graphs import of_text
@@ -260,6 +261,21 @@ def test_no_file_overflows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(PassError, match=r"reaches .*, and the largest float16 is 65504"):
         optimized(tmp_path, "a = MatMul(x, w) r = Relu(a) y = MatMul(r, v)", weights, "fp16")
     assert not (tmp_path / "o.onnx").exists()
+
+
+def test_weights_are_compared_by_parts_of_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With scales and zero points of the same rows, and to the last part, which may have a NaN."""
+    monkeypatch.setattr(written, "_ROWS_AT_A_TIME", 3)
+    onnx.save(of_text(LOOKUP, LOOKED_UP), tmp_path / "m.onnx")
+    for precision in ("int8", "int4"):
+        output = tmp_path / f"{precision}.onnx"
+        optimize_model(
+            OptimizeOptions(tmp_path / "m.onnx", output=output, precision=precision, max_error=0.9, timing=False)
+        )
+    off = written._steps_off
+    monkeypatch.setattr(written, "_steps_off", lambda *given: np.nan if len(given[0]) < 3 else off(*given))
+    with pytest.raises(PassError, match="in the file is off by nan"):
+        optimize_model(OptimizeOptions(tmp_path / "m.onnx", precision="int8", max_error=0.9, timing=False))
 
 
 def test_a_fault_of_the_rounding_itself_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
