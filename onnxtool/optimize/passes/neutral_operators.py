@@ -1,4 +1,4 @@
-"""Remove operators with a neutral operand, and join Transpose and Unsqueeze nodes that follow each other."""
+"""Remove operators with a neutral operand, join Transpose and Unsqueeze nodes, and transpose before repeating."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.graph.edit import attribute, bypass, constant, producer, remove_unused
+from onnxtool.graph.edit import attribute, bypass, constant, only_consumer, producer, remove_unused, replace_and_erase
 from onnxtool.graph.protos import to_light_proto
 from onnxtool.graph.shapes import infer_values
 from onnxtool.graph.writer import Writer
@@ -49,7 +49,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         if node.op_type in _NEUTRAL:
             num_changes += _remove_neutral(node, shape_of)
         elif node.op_type == "Transpose":
-            num_changes += _join_transposes(node)
+            num_changes += _join_transposes(node) or _transpose_before_tile(node, shape_of)
         elif node.op_type == "Unsqueeze":
             num_changes += _join_unsqueezes(node, shape_of)
     return Outcome(model, num_changes + remove_unused(graph, list(graph)))
@@ -90,6 +90,33 @@ def _join_transposes(node: ir.Node) -> bool:
             bypass(node, node.inputs[0])
         return True
     return bool(order) and order == sorted(order) and bypass(node, node.inputs[0])
+
+
+def _transpose_before_tile(node: ir.Node, shape_of: _Shapes) -> bool:
+    """Transpose what a Tile repeats, if the moved axes are repeated equally often (DeBERTa's keys of positions).
+
+    Of a weight, sessions compute the result as they load.
+    """
+    order, tile = attribute(node, "perm"), producer(node.inputs[0], "Tile")
+    if tile is None or not order or only_consumer(tile.outputs[0]) is not node:
+        return False
+    concat = producer(tile.inputs[1], "Concat")
+    parts = [tile.inputs[1]] if concat is None else concat.inputs
+    repeats: list[object] = []
+    for part in parts:
+        known = constant(part)
+        if known is not None:
+            repeats += known.reshape(-1).tolist()
+        elif part is None or shape_of(part) != (1,):
+            return False
+        else:
+            repeats.append(part)
+    if len(repeats) != len(order) or any(repeats[axis] != repeats[place] for place, axis in enumerate(order)):
+        return False
+    writer = Writer(node)
+    moved = writer.node("Transpose", [tile.inputs[0]], {"perm": order})
+    replace_and_erase(node.outputs[0], writer.node("Tile", [moved, tile.inputs[1]]))
+    return True
 
 
 def _join_unsqueezes(node: ir.Node, shape_of: _Shapes) -> bool:

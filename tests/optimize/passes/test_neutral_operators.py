@@ -31,6 +31,8 @@ WEIGHTS = {
     "middle": np.array([1, -1]),
     "first": np.array([0]),
     "outer": np.array([0, 3]),
+    "once": np.array([1]),
+    "twice": np.array([1, 2, 1]),
     "all": np.array([0, 2, 3, -1]),
 }
 # Each with the operators that are left.
@@ -49,6 +51,13 @@ BODIES = {
     "undone transposes": (
         "a = Transpose <perm = [1, 2, 0]> (x) b = Transpose <perm = [2, 0, 1]> (a) y = Neg(b)",
         ["Neg"],
+    ),
+    "transposed before it is repeated": (
+        (
+            "s = Shape(x) r = Gather(s, first) t = Concat <axis=0> (r, once, once) a = Tile(x, t) "
+            "b = Transpose <perm = [0, 2, 1]> (a) y = Neg(b)"
+        ),
+        ["Shape", "Gather", "Concat", "Transpose", "Tile", "Neg"],
     ),
     "axes": ("c = Unsqueeze(x, middle) d = Unsqueeze(c, outer) y = Squeeze(d, all)", ["Unsqueeze", "Squeeze"]),
 }
@@ -98,7 +107,7 @@ ROW = Row(
     },
     after={**{name: " ".join(left) for name, (_, left) in BODIES.items()}, "what nothing reads": "Neg"},
     atol=0,
-    # The other operand, a number beside it, more axes, or a larger result.
+    # The other operand, a number beside it, more axes, a larger result, or a repeated axis that moves.
     stays={
         body: (of_body(body, WEIGHTS), "")
         for body in (
@@ -109,6 +118,7 @@ ROW = Row(
             "a = Mul(x, wide) y = ReduceSum <keepdims = 0> (a, first)",
             "a = ReduceSum <keepdims = 1> (x) b = Mul(a, ones) y = Add(b, x)",
             "y = Mul(zero, zero)",
+            "a = Tile(x, twice) b = Transpose <perm = [0, 2, 1]> (a) y = Neg(b)",
         )
     },
 )
