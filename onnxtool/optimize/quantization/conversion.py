@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxtool.errors import PassError
+from onnxtool.graph.edit import tensor_of
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import (
     DISABLED_OPTIMIZERS_KEY,
@@ -42,6 +43,7 @@ from onnxtool.optimize.quantization.int8 import to_int8, unsigned_weights
 from onnxtool.optimize.report import PassResult, Quantization
 from onnxtool.progress import tell
 from onnxtool.runtime.adapters import with_each_adapter
+from onnxtool.runtime.machine import available_cores
 from onnxtool.runtime.providers import BF16, FP32, products_saturate
 
 MAX_ERROR = 0.01
@@ -49,6 +51,8 @@ MAX_ERROR = 0.01
 
 
 _DTYPES = {"fp16": "float16", "int8": "int8", "uint8": "uint8", "int4": "int4", INT4_FP16: "int4"}
+# To convert, compare and time: at least, and for each weight on one core, as BERT-base and MiniLM took in int8.
+_SECONDS = (2.0, 4.5e-7)
 # Half of the range of float16: other texts may produce larger values than the calibration texts.
 _LARGEST_IN_FLOAT16 = 65504.0 / 2
 
@@ -121,7 +125,9 @@ class Conversion:
         """
         steps, quantization = tuple(self.finishing), None
         if precision not in (FP32, BF16):  # which is float32 with other arithmetic
-            tell(f"converting to {precision}")
+            num_weights = sum(tensor_of(value).size for value in model.graph.initializers.values())
+            seconds = _SECONDS[0] + _SECONDS[1] * num_weights / available_cores()
+            tell(f"converting to {precision}, in about {seconds:.0f} s by the number of weights")
             step, quantization = self._prepare(model, precision, activations)
             steps = (step, *steps)
         model, results = run_passes(model, steps, self.context, most_rounds=1)

@@ -17,6 +17,7 @@ from onnxtool.model_file import save_model
 from onnxtool.optimize.quantization import written
 from onnxtool.optimize.quantization.arithmetic import Adjustment
 from onnxtool.optimize.report import OptimizeReport, Quantization
+from onnxtool.progress import listening
 from tests.graphs import of_text
 from tests.optimize.passes.builders import Arrays, normal
 
@@ -261,6 +262,17 @@ def test_no_file_overflows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(PassError, match=r"reaches .*, and the largest float16 is 65504"):
         optimized(tmp_path, "a = MatMul(x, w) r = Relu(a) y = MatMul(r, v)", weights, "fp16")
     assert not (tmp_path / "o.onnx").exists()
+
+
+def test_the_expected_time_is_told_first(tmp_path: Path) -> None:
+    """As an estimate."""
+    onnx.save(of_text(LOOKUP, LOOKED_UP), tmp_path / "m.onnx")
+    stages: list[str] = []
+    with listening(stages.append):
+        optimize_model(OptimizeOptions(tmp_path / "m.onnx", precision="int8", max_error=0.9, timing=False))
+    (place,) = [place for place, stage in enumerate(stages) if stage.startswith("converting")]
+    assert stages[place] == "converting to int8, in about 2 s by the number of weights"
+    assert any(stage.startswith("rounding layers, group 1 of") for stage in stages[place:])
 
 
 def test_weights_are_compared_by_parts_of_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
