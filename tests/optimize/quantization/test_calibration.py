@@ -34,7 +34,7 @@ def test_without_a_file_there_are_texts_of_our_own(workshop: Workshop) -> None:
 def test_texts_come_from_a_file(workshop: Workshop, tmp_path: Path, suffix: str) -> None:
     """Of either format."""
     path = tmp_path / f"texts{suffix}"
-    lines = ["a cat", "a dog on a mat"]
+    lines = ["a cat", "a dog on a bed"]
     rows = [json.dumps({"id": str(i), "contents": line}) for i, line in enumerate(lines)]
     path.write_text("\n".join(rows if suffix == ".jsonl" else lines))
     calibration = make_calibration(workshop.exported("tiny-encoder"), path)
