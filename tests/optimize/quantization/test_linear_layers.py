@@ -360,7 +360,7 @@ def test_values_that_others_depend_on_are_not_divided(case: str) -> None:
     assert row_errors(run(model, {"x": X})[0], run(plain, {"x": X})[0], None).max() < 0.01
 
 
-@pytest.mark.parametrize(("step", "most"), [(INT8, 0.03), (INT4, 0.15)], ids=["int8", "int4"])
+@pytest.mark.parametrize(("step", "most"), [(INT8, 0.03), (INT4, 0.17)], ids=["int8", "int4"])
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 def test_an_export_runs(workshop: Workshop, exporter: str, step: Pass, most: float) -> None:
     """Every row points about where it did in float32, as far as its bits go through two layers of random weights."""
