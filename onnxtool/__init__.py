@@ -13,6 +13,7 @@ from onnxtool.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from onnxtool.agreement import VerifyOptions as VerifyOptions
+    from onnxtool.agreement import compare_layers as compare_layers
     from onnxtool.agreement import verify as verify
     from onnxtool.benchmarking.measurement import benchmark as benchmark
     from onnxtool.benchmarking.options import BenchmarkOptions as BenchmarkOptions
@@ -50,6 +51,7 @@ for _variable, _off in {
 
 _MODULES = {
     "VerifyOptions": "onnxtool.agreement",
+    "compare_layers": "onnxtool.agreement",
     "verify": "onnxtool.agreement",
     "OnnxtoolError": "onnxtool.errors",
     "VerificationError": "onnxtool.errors",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,13 +17,18 @@ from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalPath, StrPath, checked
 from onnxtool.runtime.given_inputs import GivenInputs, InputShapes, SampleInputs
 from onnxtool.runtime.providers import CPU, ProviderOptions, parse_provider, provider_effect
-from onnxtool.verification import Verification
+from onnxtool.verification import LayerReport, Verification
 
 if TYPE_CHECKING:
+    from onnxtool.export.options import ExportOptions
+    from onnxtool.runtime.comparison import Case
     from onnxtool.runtime.difference import Tolerance
 
+_MOST_LAYER_TEXTS = 32
+_MORE, _SURE = 4.0, 1e-5  # times the error of texts padded right, and an error that is no rounding
 _CONSUMERS = tuple(name for name, target in TARGETS.items() if not target.takes_any_graph)
 # The tolerances live in `runtime.comparison`, which imports numpy; --help must not.
+_OF_CHECKPOINTS = ("revision", "trust_remote_code", "allow_pickle")
 TOLERANCE_NAMES = ("fp32", "fp16", "bf16", "int8", "int4")
 
 
@@ -41,6 +47,7 @@ class VerifyOptions(ProviderOptions):
         consumer: the consumer in which `consumers.verify_in_consumer` opens a folder; None for `verify`.
         interpreter: the Python or node that has the consumer.
         max_error: upper bound on the error of a consumer's answers in int8, uint8 and int4; None for 0.01.
+        layers: whether `compare_layers` looks for the part that differs; its `texts` are the inputs then.
         texts: for `evaluation.drift.measure_drift`, a file of texts on which the vectors of two files are compared.
         data: likewise, a collection with judgements.
         fail_if: gates on drift.
@@ -97,11 +104,14 @@ class VerifyOptions(ProviderOptions):
         ),
     ] = None
 
+    layers: Annotated[
+        bool, Option("Find the first part of MODEL that computes something else than REFERENCE's, on the CPU.")
+    ] = False
     texts: Annotated[
         OptionalPath,
         Option(
             "Measure drift on these texts (.txt or .jsonl): how the vectors of MODEL lie to those of REFERENCE, and "
-            "whether an index of the latter can be kept.",
+            "whether an index of the latter can be kept. With --layers, its first texts are the inputs.",
             metavar="FILE",
         ),
     ] = UNSET
@@ -123,11 +133,10 @@ class VerifyOptions(ProviderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.texts is not None or self.data is not None:
-            used = ("texts", "data", "fail_if", "provider")
-            others = [option.name for option in fields(self) if option.name not in used]
-            if given := [name for name in others if getattr(self, name) != getattr(type(self), name)]:
-                raise OptionError(f"--{given[0]} has no effect on drift (--texts, --data)", "leave it out")
+        if self.layers:
+            self._refuse_others("--layers", ("layers", "texts", "sample_inputs", "input_shapes", *_OF_CHECKPOINTS))
+        elif self.texts is not None or self.data is not None:
+            self._refuse_others("drift (--texts, --data)", ("texts", "data", "fail_if", "provider"))
             if self.texts is not None and self.data is not None:
                 raise OptionError("drift is measured on --texts or on --data", "leave one of them out")
         elif self.fail_if:
@@ -136,6 +145,12 @@ class VerifyOptions(ProviderOptions):
         for name in ("interpreter", "max_error"):
             if self.consumer is None and getattr(self, name) is not None:
                 raise OptionError(f"--{name} is for --consumer, which was not passed", "leave it out")
+
+    def _refuse_others(self, what: str, used: Collection[str]) -> None:
+        """Refuse options that have no effect."""
+        others = [option.name for option in fields(self) if option.name not in used]
+        if given := [name for name in others if getattr(self, name) != getattr(type(self), name)]:
+            raise OptionError(f"--{given[0]} has no effect on {what}", "leave it out")
 
     @property
     def tolerance(self) -> Tolerance:
@@ -151,7 +166,6 @@ class VerifyOptions(ProviderOptions):
 
 
 _DEFAULTS = VerifyOptions()
-_OF_CHECKPOINTS = ("revision", "trust_remote_code", "allow_pickle")
 
 
 @checked
@@ -182,10 +196,11 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
         raise OptionError("`verify` compares a file (consumer)", "call onnxtool.verify_in_consumer with a folder")
     if options.texts is not None or options.data is not None:
         raise OptionError("`verify` compares outputs (texts, data)", "call onnxtool.measure_drift with DriftOptions")
+    if options.layers:
+        raise OptionError("`verify` compares outputs (layers)", "call onnxtool.compare_layers")
     with temporary_folder() as folder:
         file = _reading_ids(ModelFile.open(model), folder / "model")
-        # A missing file is a mistake, not a hub id.
-        if not Path(reference).is_file() and Path(reference).suffix != ".onnx":
+        if not _is_file(reference):
             found = _compare_with_checkpoint(file.with_sizes(), os.fspath(reference), options)
         else:
             for name in _OF_CHECKPOINTS:
@@ -197,6 +212,11 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
         from onnxtool.runtime.made_files import with_sizes
 
         return with_sizes(found, file, options.provider)
+
+
+def _is_file(reference: StrPath) -> bool:
+    """Whether a reference is an ONNX file: a missing one is a mistake, not a hub id."""
+    return Path(reference).is_file() or Path(reference).suffix == ".onnx"
 
 
 def _reading_ids(file: ModelFile, folder: Path) -> ModelFile:
@@ -247,7 +267,6 @@ def _compare(file: ModelFile, source: ModelFile, options: VerifyOptions, folder:
 
 
 def _compare_with_checkpoint(file: ModelFile, reference: str, options: VerifyOptions) -> Verification:
-    from onnxtool.export.options import ExportOptions
     from onnxtool.export.verification import compare_with_checkpoint
     from onnxtool.runtime.input_cases import input_cases
 
@@ -257,8 +276,16 @@ def _compare_with_checkpoint(file: ModelFile, reference: str, options: VerifyOpt
             f"{what} is for two files, and {reference} is a checkpoint, or no file at all",
             "leave it out, or pass an ONNX file to compare with",
         )
+    samples = input_cases(file, given=options.given) if options.given.samples else ()
+    return compare_with_checkpoint(file, _export_options(reference, options), samples)
+
+
+def _export_options(reference: str, options: VerifyOptions) -> ExportOptions:
+    """Return the options with which a checkpoint is loaded."""
+    from onnxtool.export.options import ExportOptions
+
     tolerance = options.tolerance
-    asked = ExportOptions(
+    return ExportOptions(
         reference,
         **{name: getattr(options, name) for name in _OF_CHECKPOINTS},
         atol=tolerance.atol,
@@ -266,8 +293,6 @@ def _compare_with_checkpoint(file: ModelFile, reference: str, options: VerifyOpt
         min_cosine=tolerance.cosine,
         force=True,
     )
-    samples = input_cases(file, given=options.given) if options.given.samples else ()
-    return compare_with_checkpoint(file, asked, samples)
 
 
 def _require_same_signature(file: ModelFile, source: ModelFile) -> None:
@@ -280,3 +305,101 @@ def _require_same_signature(file: ModelFile, source: ModelFile) -> None:
                 f"{', '.join(sorted(wanted))}",
                 "compare files of one model: the names of their inputs and outputs are the same",
             )
+
+
+@checked
+def compare_layers(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULTS) -> LayerReport:
+    """Find the first part of an ONNX file that computes something else than another file, or than a checkpoint.
+
+    Both run on the CPU without onnxruntime's optimizations, on a few of the inputs of `verify`, on samples, or on the
+    first of the option `texts`. Values between layers are matched by their numbers, across exporters, fusions and
+    precisions, and each part of the file is computed from the reference's own values before it.
+
+    Args:
+        model: the ONNX file.
+        reference: an ONNX file, or a checkpoint given as a folder or hub id, which runs in PyTorch.
+        options: inputs, and how a checkpoint may be loaded.
+
+    Raises:
+        ModelFileError: one of the files cannot be read.
+        InputError: the models have different inputs or no layers, or the given inputs do not fit.
+        SessionError: a file runs on none of the inputs.
+        CheckpointError: the checkpoint cannot be found, understood or loaded.
+    """
+    with temporary_folder() as folder:
+        file = _reading_ids(ModelFile.open(model), folder / "model")
+        if _is_file(reference):
+            source = _reading_ids(ModelFile.open(reference), folder / "reference")
+            _require_same_signature(file, source)
+        else:
+            source = None
+        usual, left = _layer_cases(source or file, options)
+        found = _find_layer(file, source, os.fspath(reference), options, usual)
+        # What reads the padding of texts padded left, such as the state of the first token, shows rounding there.
+        if found.passed and left:
+            other = _find_layer(file, source, os.fspath(reference), options, left)
+            found = other if other.parts[-1].error > _MORE * max(found.parts[-1].error, _SURE) else found
+    return replace(found, model=os.fspath(model))
+
+
+def _layer_cases(source: ModelFile, options: VerifyOptions) -> tuple[list[Case], list[Case]]:
+    """Return a few inputs for a comparison of layers; and one that is padded left, if there are others."""
+    from onnxtool.optimize.quantization.error import padding_mask
+    from onnxtool.optimize.verification import accepted_cases
+    from onnxtool.runtime.comparison import Case
+
+    if options.texts is not None:
+        from onnxtool.checkpoint.text_files import read_texts
+        from onnxtool.optimize.quantization.calibration import text_feeds_of
+
+        texts = [text.contents for text in read_texts(options.texts)[:_MOST_LAYER_TEXTS]]
+        feeds = text_feeds_of(source, texts)
+        return [Case(f"texts of {options.texts.name}", one, padding_mask(one)) for one in feeds], []
+    cases = [case for case in accepted_cases(source, given=options.given) if not case.has_empty_rows]
+    if options.given.samples:
+        return cases, []
+    # By the side on which texts are padded; texts of one length, in large batches first.
+    sides: dict[str, list[Case]] = {"right": [], "left": [], "": []}
+    for case in sorted(cases, key=lambda case: -len(next(iter(case.feeds.values())))):
+        is_full = case.valid is None or case.valid.all()
+        side = "" if is_full else "right" if case.valid is not None and case.valid[:, 0].all() else "left"
+        sides[side].append(case)
+    right = sides["right"][:2]
+    return [*right, *sides[""][: 1 if right else 2]], sides["left"][:1]
+
+
+def _find_layer(
+    file: ModelFile, source: ModelFile | None, reference: str, options: VerifyOptions, cases: Sequence[Case]
+) -> LayerReport:
+    from onnxtool.runtime.layers import Values, measure_layers, output_errors, record, run_outputs
+
+    outputs, values = run_outputs(file, cases), Values((), (), (), (), "")
+    if source is None:
+        from onnxtool.export.verification import record_modules
+
+        values = record_modules(file, _export_options(reference, options), cases)
+    errors = output_errors(outputs, values.outputs if source is None else run_outputs(source, cases), cases)
+    if not errors:
+        raise InputError(f"{file.path} and {reference} have no outputs of floats in common", "leave --layers out")
+    end = max(errors, key=lambda name: errors[name])
+    values = record(source, cases, end) if source is not None else values._replace(end=end)
+    parts = measure_layers(file, values, cases)
+    differing = [part for part in parts if part.differs]
+    if differing:
+        one = differing[0]
+        alone = f"it differs by {one.own_error:.2g} alone, where {one.precision} explains {one.bound:.2g}"
+        if one.own_error <= one.bound:
+            alone = f"a text moves by {one.batch_error:.2g} with the batch that it is in"
+        reason = (
+            f"{one.scope} is the first of {len(differing)} parts, of {len(parts)}, that compute something else: {alone}"
+        )
+    else:
+        one = max(parts, key=lambda part: part.own_error / part.bound)
+        reason = (
+            f"none of {len(parts)} parts differs by more than its precision explains: at most {one.own_error:.2g} "
+            f"alone ({one.scope}, where {one.precision} explains {one.bound:.2g}), and all together "
+            f"{parts[-1].error:.2g}"
+        )
+    first = differing[0].scope if differing else None
+    described = tuple(case.description for case in cases)
+    return LayerReport(str(file.path), reference, described, values.source, end, parts, first, reason)

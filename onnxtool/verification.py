@@ -81,3 +81,62 @@ class Verification:
     provider: str = "cpu"
     constant_outputs: tuple[str, ...] = ()
     own_variation: float | None = None
+
+
+@short_repr
+@dataclass(frozen=True)
+class LayerError:
+    """The difference of one part of a model.
+
+    Attributes:
+        scope: the modules of the part, as in `encoder.layer.3.attention`; the names of values where there are none.
+        value: the reference's value at its end.
+        model_value: the model's.
+        precision: the narrowest type that it computes in: `fp32`, `fp16` (also of bfloat16) or `int8` (any integers).
+        error: norm of the difference at its end, relative to the reference's norm: of this part and all before it.
+        own_error: the same of this part alone, computed from the reference's value before it.
+        batch_error: how far its value for a text moves, likewise, if the text is padded in a batch.
+        bound: what `own_error` may be in its precision.
+        differs: whether it computes something else.
+    """
+
+    scope: str
+    value: str
+    model_value: str
+    precision: str
+    error: float
+    own_error: float
+    batch_error: float
+    bound: float
+    differs: bool
+
+
+@short_repr
+@dataclass(frozen=True)
+class LayerReport:
+    """Where a model parts from its reference.
+
+    Attributes:
+        model: the model's file.
+        reference: the file or checkpoint that it was compared with.
+        cases: descriptions of the inputs.
+        source: the input at which the compared path begins.
+        output: the output at which it ends: the one that differs most.
+        parts: all parts on this path, in order.
+        first: the modules of the first part that differs; None if none does.
+        reason: what was found, in a sentence.
+    """
+
+    model: str
+    reference: str
+    cases: tuple[str, ...]
+    source: str
+    output: str
+    parts: tuple[LayerError, ...]
+    first: str | None
+    reason: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether no part differs by more than its precision explains."""
+        return self.first is None

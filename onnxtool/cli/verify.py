@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -15,8 +17,11 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
 from onnxtool.cli.stats_blocks import verification_figures
 from onnxtool.cli.streams import say
 from onnxtool.model_file.metadata import FIGURES
+from onnxtool.model_file.wire.structure import layer_of
 from onnxtool.runtime.sizes import SizeResult, label
 from onnxtool.verification import Verification
+
+_MOST_PARTS = 20  # that are listed
 
 
 @click.command(epilog="Example: onnxtool verify models/all-MiniLM-L6-v2-optimized.onnx models/all-MiniLM-L6-v2.onnx")
@@ -33,11 +38,15 @@ def command(options: VerifyOptions, *, model: Path, reference: str, result: Resu
     With --consumer, MODEL is a folder that `export --target` has written, and REFERENCE its checkpoint: the consumer
     answers texts by its default and by each file, and every answer is compared with PyTorch's.
 
-    With --texts or --data, both are encoders, and drift is measured: whether an index built with REFERENCE serves the
-    queries of MODEL.
+    With --layers, the first part of MODEL that differs is named, as in encoder.layer.3.attention.
+
+    With --texts or --data alone, both are encoders, and drift is measured: whether an index built with REFERENCE serves
+    the queries of MODEL.
     """
     if options.consumer is not None:
         return _run_in_consumer(options, model, reference, result)
+    if options.layers:
+        return _compare_layers(options, model, reference, result)
     if options.texts is not None or options.data is not None:
         return _measure_drift(options, model, Path(reference), result)
     from onnxtool.agreement import verify
@@ -48,7 +57,7 @@ def command(options: VerifyOptions, *, model: Path, reference: str, result: Resu
     result.emit(verification, verification_blocks(verification))
     if verification.passed:
         return 0
-    say(f"verification failed: {failure(verification, '').message}")
+    say(f"verification failed: {failure(verification, '').message}; --layers names the first part that differs")
     return 1
 
 
@@ -85,6 +94,40 @@ def _run_in_consumer(options: VerifyOptions, folder: Path, checkpoint: str, resu
     failed = [one for one in report.results if not one.passed]
     say(f"{len(failed)} of {len(report.results)} answers differ from PyTorch's in {report.consumer}")
     return 1
+
+
+def _compare_layers(options: VerifyOptions, model: Path, reference: str, result: Result) -> int:
+    from onnxtool.agreement import compare_layers
+
+    with progress(quiet=result.quiet):
+        report = compare_layers(model, reference, options)
+    rows = []
+    for layer, together in groupby(report.parts, key=lambda part: layer_of(part.scope)):
+        parts = list(together)
+        worst = max(parts, key=lambda part: (part.differs, part.own_error / part.bound))
+        figures = (worst.precision, f"{worst.own_error:.1e}", f"{worst.bound:.1e}", f"{parts[-1].error:.1e}")
+        rows.append((layer, *figures, _bar(parts[-1].error), "DIFFERS" if worst.differs else ""))
+    columns = ("part", "computes in", "alone", "allowed", "so far", "1e-8 to 1", "")
+    differing = [part for part in report.parts if part.differs]
+    names = [(part.scope, f"{part.own_error:.1e}", f"{part.batch_error:.1e}", part.model_value) for part in differing]
+    blocks: list[Block] = [
+        Heading(f"Parts of {report.model}, and of {report.reference}, to {report.output}"),
+        Facts([("Inputs", ", ".join(dict.fromkeys(report.cases)))]),
+        Table(columns, rows, frozenset(columns[2:5])),
+    ]
+    if differing:
+        shown = ("part", "alone", "by its batch", "value at its end")
+        blocks += [Heading("What differs"), Table(shown, names[:_MOST_PARTS], frozenset(shown[1:3]))]
+        if len(names) > _MOST_PARTS:
+            blocks.append(Note(f"and {len(names) - _MOST_PARTS} parts more, which --format json lists"))
+    blocks += [Heading("The first part that differs"), Facts([(report.first or "none", report.reason)])]
+    result.emit(report, blocks)
+    return 0 if report.passed else 1
+
+
+def _bar(error: float) -> str:
+    """Draw an error between 1e-8 and 1, two marks a power of ten."""
+    return "#" * (round(2 * (8 + math.log10(error))) if 1e-8 < error < 1 else 16 * (error >= 1))
 
 
 def _measure_drift(options: VerifyOptions, model: Path, base: Path, result: Result) -> int:

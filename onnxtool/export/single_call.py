@@ -201,7 +201,11 @@ class SingleCallPipeline:
             )
 
         verification = verify(run, reference, tolerance, None if self.head is None else self.head.stored)
-        require_passed(verification, "try the other --exporter; --no_verify keeps the file despite the error")
+        require_passed(
+            verification,
+            "try the other --exporter; --no_verify keeps the file despite the error, and onnxtool verify FILE "
+            "CHECKPOINT --layers names its first part that differs",
+        )
         return verification
 
     def inputs(self, strategy: ExportStrategy, cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.checkpoint.pruning import stored_of
@@ -20,6 +21,7 @@ from onnxtool.export.lengths import WORK, Lengths
 from onnxtool.export.modalities.modality import SEQUENCE
 from onnxtool.export.options import DTYPES, ExportOptions
 from onnxtool.export.preparation import Job, Request, prepare
+from onnxtool.export.signature import to_numpy
 from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.tracing import ExportStrategy
 from onnxtool.interruption import temporary_folder
@@ -29,6 +31,7 @@ from onnxtool.model_file.weights import load_model
 from onnxtool.progress import tell
 from onnxtool.reading import parse_json
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, run_reference
+from onnxtool.runtime.layers import Values
 from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
 from onnxtool.verification import Verification
 
@@ -261,6 +264,50 @@ def compare_with_checkpoint(file: ModelFile, options: ExportOptions, samples: Se
         ExportError: samples were passed for a generative model, or PyTorch cannot run them.
         ModelFileError: the stamps cannot be read.
     """
+    job = _job_of(file, options)
+    strategy = _strategy_of(job, file)
+    if samples:
+        return _compare_on(samples, file, job)
+    lengths = lengths_of(job, strategy).seen_in(load_model(file.path))
+    return Verifier(job).measure(file, strategy, lengths)[0]
+
+
+def record_modules(file: ModelFile, options: ExportOptions, cases: Sequence[Case]) -> Values:
+    """Run the checkpoint of a file in PyTorch, and return what each of its modules computes, in order.
+
+    Args:
+        file: an export, or a file derived from one.
+        options: the checkpoint, and how it may be loaded.
+        cases: inputs of the file.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be found, understood or loaded.
+        ExportError: the model generates step by step, or PyTorch cannot run the cases.
+    """
+    job = _job_of(file, options)
+    pipeline, model = _single_call(job, file), job.models.reference()
+    found: list[tuple[str, NDArray[Any]]] = []
+
+    def keep(name: str, made: Any) -> None:
+        first = next(iter(made.values() if isinstance(made, Mapping) else made if isinstance(made, tuple) else [made]))
+        if hasattr(first, "is_floating_point") and first.is_floating_point() and first.ndim > 1:
+            found.append((name, to_numpy(first).astype(np.float32, copy=True)))  # PyTorch may reuse its memory
+
+    for name, module in model.named_modules():
+        if name:
+            module.register_forward_hook(lambda _module, _given, made, name=name: keep(name, made))
+    runs = []
+    for case in cases:
+        outputs = pipeline.run(model, case.feeds)
+        runs.append((outputs, [*found]))
+        found.clear()
+    names = [name for name, _ in runs[0][1]]
+    arrays = [[array for _, array in values] for _, values in runs]
+    return Values(names, [[name] for name in names], arrays, [outputs for outputs, _ in runs], "")
+
+
+def _job_of(file: ModelFile, options: ExportOptions) -> Job:
+    """Prepare the export that gives what a file computes from its checkpoint."""
     stamped = _stamped(file)
     with temporary_folder() as folder:  # nothing is written, but an export requires an output
         try:
@@ -276,12 +323,7 @@ def compare_with_checkpoint(file: ModelFile, options: ExportOptions, samples: Se
         own = OwnTokenizer(job.tokenizer, source.model_name, source.sentence_modules.adds_special_tokens)
         texts, way = hard_texts(job.tokenizer), "compare it with the checkpoint that it was made from"
         own.check("the file's tokenizer", read_folder(find_checkpoint_folder(file)), texts, way)
-    job = _with_storage(job, file)
-    strategy = _strategy_of(job, file)
-    if samples:
-        return _compare_on(samples, file, job)
-    lengths = lengths_of(job, strategy).seen_in(load_model(file.path))
-    return Verifier(job).measure(file, strategy, lengths)[0]
+    return _with_storage(job, file)
 
 
 def _stamped(file: ModelFile) -> dict[str, Any]:
@@ -335,14 +377,20 @@ def _strategy_of(job: Job, file: ModelFile) -> ExportStrategy:
 
 
 def _compare_on(samples: Sequence[Case], file: ModelFile, job: Job) -> Verification:
-    pipeline = job.plan.pipeline
-    if not isinstance(pipeline, SingleCallPipeline):
-        raise ExportError(
-            f"{file.path} generates step by step, and is compared on its own prompts", "leave --sample_inputs out"
-        )
+    pipeline = _single_call(job, file)
     run = partial(pipeline.run, job.models.reference())
     outputs = run_reference(run, samples, name="PyTorch", sequences=pipeline.sequences)
     try:
         return pipeline.verify(file, outputs, job.request.options.tolerance)
     except VerificationError as error:
         return error.verification
+
+
+def _single_call(job: Job, file: ModelFile) -> SingleCallPipeline:
+    pipeline = job.plan.pipeline
+    if not isinstance(pipeline, SingleCallPipeline):
+        raise ExportError(
+            f"{file.path} generates step by step, and is compared with its checkpoint on its own prompts",
+            "leave --sample_inputs and --layers out",
+        )
+    return pipeline

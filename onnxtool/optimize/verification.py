@@ -272,7 +272,10 @@ class Verifier:
             hint = "no pass is the cause, but how the file was written; please report this model"
             raise failure(verification, f"no file was written; {hint}")
         name, description = self.passes[place - 1].name, expected.cases[worst].description
-        hint = f"no file was written; the pass {name} is the first after which {description} differs"
+        hint = (
+            f"no file was written; the pass {name} is the first after which {description} differs. --no_verify writes "
+            "it all the same, and onnxtool verify RESULT INPUT --layers names its first part that differs"
+        )
         (found,) = self._after(place, case, tolerance, folder).cases  # a later pass may have done more
         by = f"{description} differs by {found.max_abs_error:.3g}"
         raise FaultyPassError(failure(verification, hint), name, found.failure or by)

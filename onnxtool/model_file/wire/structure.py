@@ -505,9 +505,9 @@ def scope_of_node(name: str, scopes: str, inputs: Iterable[str]) -> str:
         # A list as Python prints it: ['', 'bert', 'bert.encoder', …, 'the node itself'].
         parents = scopes.strip("[]").split(", ")[:-1]
         parent = parents[-1].strip("'\"") if parents else ""
-        return "" if parent == _NO_MODULE else _part(parent)
+        return "" if parent == _NO_MODULE else layer_of(parent)
     if "/" in name:
-        return _part(name.rpartition("/")[0])
+        return layer_of(name.rpartition("/")[0])
     for source in inputs:
         if "/" not in source and (part := scope_of_weight(source)):
             return part
@@ -518,10 +518,11 @@ def scope_of_weight(name: str) -> str:
     """Return the part that an initializer belongs to, from its name; empty if the name is not a path."""
     if "::" in name:  # a generated name, such as onnx::MatMul_1344
         return ""
-    return _part(name.rpartition("/" if "/" in name and "." not in name else ".")[0])
+    return layer_of(name.rpartition("/" if "/" in name and "." not in name else ".")[0])
 
 
-def _part(scope: str) -> str:
+def layer_of(scope: str) -> str:
+    """Return the part of the model that a module belongs to: down to the first number, as in `encoder.layer.3`."""
     names = [name for name in scope.replace("/", ".").split(".") if name]
     number = next((index for index, name in enumerate(names) if name.isdecimal()), _NAMES_WITHOUT_NUMBER - 1)
     return ".".join(names[: number + 1])[:_MAX_LENGTH]
