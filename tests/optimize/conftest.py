@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from onnxtool.optimize.report import OptimizeReport
-from tests.workshop import WORDS, Workshop, make_shallow
+from tests.workshop import Workshop, make_shallow
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def trained(workshop: Workshop, minilm: Path) -> Path:
     def make(folder: Path) -> None:
         from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
 
-        make_shallow(minilm, folder / "checkpoint", layers=2, words=WORDS)
+        make_shallow(minilm, folder / "checkpoint", layers=2)
         options = ExportOptions(
             str(folder / "checkpoint"), output=folder / "minilm.onnx", exporter="torchscript", verify=False
         )
