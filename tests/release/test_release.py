@@ -127,13 +127,15 @@ def test_a_model_of_a_release_finds_its_tokenizer(made: Path) -> None:
 def test_the_programs_of_the_card_give_the_same_vector(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With onnxtool, and with only numpy, onnxruntime and tokenizers."""
     monkeypatch.chdir(made / "out")
-    ours, plain = re.findall(r"^```python\n(.*?)^```$", Path("README.md").read_text(), re.MULTILINE | re.DOTALL)
+    card = Path("README.md").read_text()
+    ours, plain = re.findall(r"^```python\n(.*?)^```$", card, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(plain, names)  # noqa: S102  our own card
     assert "onnxtool" not in plain
     exec(ours, names)  # noqa: S102
     texts = ["A model is exported, optimized and verified."]
-    (expected,) = names["model"].encode(texts, keep_special=True)  # the graph gives special tokens weights as well
+    assert "special tokens such as [CLS]" in card
+    (expected,) = names["model"].encode(texts, keep_special=True)
     (weights,) = names["session"].run(None, names["inputs"])[0]
     np.testing.assert_array_equal(np.flatnonzero(weights), expected.indices)
     np.testing.assert_allclose(weights[expected.indices], expected.weights, rtol=1e-5)
