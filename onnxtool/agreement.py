@@ -373,7 +373,7 @@ def _find_layer(
 ) -> LayerReport:
     from onnxtool.runtime.layers import Values, measure_layers, output_errors, record, run_outputs
 
-    outputs, values = run_outputs(file, cases), Values((), (), (), (), "")
+    outputs, values = run_outputs(file, cases), Values((), (), (), (), (), "")
     if source is None:
         from onnxtool.export.verification import record_modules
 

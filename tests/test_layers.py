@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from onnxtool import OptimizeOptions, VerifyOptions, compare_layers, optimize_model, verify
 from onnxtool.errors import InputError, OptionError
 from tests.cli.entry_point import run_onnxtool
+from tests.graphs import of_text
 from tests.workshop import Workshop
 
 SPLADE = "tiny-splade"
@@ -133,6 +134,20 @@ def test_given_texts_are_the_inputs(source: Path, files: dict[str, Path], tmp_pa
     report = compare_layers(files["int8"], source, VerifyOptions(layers=True, texts=texts))
     assert report.passed, report.reason
     assert {*report.cases} == {"texts of texts.txt"}
+
+
+def test_a_model_that_reads_padding_itself_is_not_blamed_for_it(tmp_path: Path) -> None:
+    """A convolution does, or a mean over all tokens."""
+    text = """g (int64[b,s] input_ids, int64[b,s] attention_mask) => (float[b,s,8] y) {
+        m = Cast <to = 1> (attention_mask) k = Unsqueeze(m, last) x = Gather(table, input_ids) h = Tanh(x)
+        mean = ReduceMean(h, axis) near = Add(h, mean) kept = Mul(near, k) y = Relu(kept)
+    }"""
+    table = np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)
+    model = of_text(text, {"table": table, "axis": np.array([1]), "last": np.array([2])})
+    onnx.save(model, tmp_path / "model.onnx")
+    report = compare_layers(tmp_path / "model.onnx", tmp_path / "model.onnx")
+    assert report.passed, report.reason
+    assert "near" in {part.value for part in report.parts}
 
 
 def test_what_has_no_effect_or_no_layers_is_refused(source: Path, tmp_path: Path) -> None:

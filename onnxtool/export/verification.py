@@ -31,7 +31,7 @@ from onnxtool.model_file.weights import load_model
 from onnxtool.progress import tell
 from onnxtool.reading import parse_json
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, run_reference
-from onnxtool.runtime.layers import Values
+from onnxtool.runtime.layers import Values, is_same_alone
 from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
 from onnxtool.verification import Verification
 
@@ -299,11 +299,13 @@ def record_modules(file: ModelFile, options: ExportOptions, cases: Sequence[Case
     runs = []
     for case in cases:
         outputs = pipeline.run(model, case.feeds)
-        runs.append((outputs, [*found]))
+        values = [*found]
+        runs.append((outputs, values, is_same_alone(partial(pipeline.run, model), case, outputs)))
         found.clear()
     names = [name for name, _ in runs[0][1]]
-    arrays = [[array for _, array in values] for _, values in runs]
-    return Values(names, [[name] for name in names], arrays, [outputs for outputs, _ in runs], "")
+    arrays = [[array for _, array in values] for _, values, _ in runs]
+    made, stays = [run[0] for run in runs], [run[2] for run in runs]
+    return Values(names, [[name] for name in names], arrays, made, stays, "")
 
 
 def _job_of(file: ModelFile, options: ExportOptions) -> Job:

@@ -23,7 +23,7 @@ from onnxtool.graph.edit import reads
 from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.model_file.weights import load_model
-from onnxtool.runtime.comparison import Case, row_cases
+from onnxtool.runtime.comparison import Case, Runner, row_cases
 from onnxtool.runtime.providers import CPU
 from onnxtool.runtime.session import open_alike
 from onnxtool.verification import LayerError
@@ -52,6 +52,7 @@ class Values(NamedTuple):
         scopes: for each, the modules that compute it from the value before it.
         arrays: for each case, one array per value.
         outputs: for each case, the outputs by name.
+        stays: for each case, whether a text alone has the same outputs as in it: convolutions read padding.
         end: the output that they lead to.
         source: the input that they come from; empty if it is no graph.
     """
@@ -60,6 +61,7 @@ class Values(NamedTuple):
     scopes: Sequence[Sequence[str]]
     arrays: Sequence[Sequence[Array]]
     outputs: Sequence[Mapping[str, Array]]
+    stays: Sequence[bool]
     end: str
     source: str = ""
 
@@ -101,11 +103,13 @@ def _values_of(model: Model, cases: Sequence[Case], end: str, source: str = "") 
     shown = [show(model.graph, value) for value in chain.values]
     with _opened(model) as run:
         found = [run(case.feeds) for case in cases]
+        stays = [is_same_alone(run, case, {end: one[end]}) for case, one in zip(cases, found, strict=True)]
     return Values(
         [str(value.name) for value in chain.values],
         [scopes_of(nodes) for nodes in chain.nodes],
         [[one[name] for name in shown] for one in found],
         [{name: one[name] for name in outputs} for one in found],
+        stays,
         str(chain.end.name),
         str(chain.source.name),
     )
@@ -308,7 +312,7 @@ class _Comparison(NamedTuple):
         wanted = _with_end(self.reference, [i for i, _ in pairs], names[-1])
         differences: list[tuple[list[Pair], ...]] = [([], [], []) for _ in names]
         with _opened(model) as run:
-            for case, before, right in zip(cases, had, wanted, strict=True):
+            for case, before, right, stays in zip(cases, had, wanted, self.reference.stays, strict=True):
                 fed = [_fed(one, other, case) for one, other in zip(right, before, strict=True)]
                 found = run({**case.feeds, **dict(zip(given, fed, strict=False))})
                 for place, name in enumerate(names):
@@ -316,7 +320,7 @@ class _Comparison(NamedTuple):
                     differences[place][0].append((_real(before[place], case), real))
                     differences[place][1].append((_real(found[name], case), real))
                 # A part computes the same for a text alone as in a batch: rounding cannot hide a wrong mask there.
-                for alone in _alone(case):
+                for alone in _alone(case) if stays else ():
                     row = [_row(one, case, alone.rows[0]) for one in fed]
                     moved = run({**alone.feeds, **dict(zip(given, row, strict=False))})
                     for place, name in enumerate(names):
@@ -348,6 +352,17 @@ def _alone(case: Case) -> list[Case]:
     """Return a text of a case alone; none if positions would be counted differently without its padding."""
     is_right = case.valid is not None and case.valid[:, 0].all()
     return [one for one in row_cases(case) if len(one.rows) == 1] if is_right else []
+
+
+def is_same_alone(run: Runner, case: Case, outputs: Mapping[str, Array]) -> bool:
+    """Whether a text of a case alone gives a reference the outputs that it gives in the case."""
+    return all(
+        _relative([(found[name], _row(array, case, alone.rows[0]))]) < _CLOSE
+        for alone in _alone(case)
+        for found in [run(alone.feeds)]
+        for name, array in outputs.items()
+        if array.dtype.kind == "f"
+    )
 
 
 def _row(array: Array, case: Case, row: int) -> Array:
