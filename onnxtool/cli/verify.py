@@ -120,7 +120,7 @@ def _compare_layers(options: VerifyOptions, model: Path, reference: str, result:
         blocks += [Heading("What differs"), Table(shown, names[:_MOST_PARTS], frozenset(shown[1:3]))]
         if len(names) > _MOST_PARTS:
             blocks.append(Note(f"and {len(names) - _MOST_PARTS} parts more, which --format json lists"))
-    blocks += [Heading("The first part that differs"), Facts([(report.first or "none", report.reason)])]
+    blocks.append(Facts([("First part that differs", report.first or "none"), ("Because", report.reason)]))
     result.emit(report, blocks)
     return 0 if report.passed else 1
 
