@@ -390,9 +390,8 @@ def _find_layer(
         alone = f"it differs by {one.own_error:.2g} alone, where {one.precision} explains {one.bound:.2g}"
         if one.own_error <= one.bound:
             alone = f"a text moves by {one.batch_error:.2g} with the batch that it is in"
-        rest = (
-            f"{len(differing)} of {len(parts)} parts differ" if len(differing) > 1 else f"no other of {len(parts)} does"
-        )
+        others = f"{len(differing)} of {len(parts)} parts differ"
+        rest = others if len(differing) > 1 else f"no other of {len(parts)} parts does"
         reason = f"{alone}; {rest}"
     else:
         one = max(parts, key=lambda part: part.own_error / part.bound)

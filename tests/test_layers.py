@@ -150,6 +150,19 @@ def test_a_model_that_reads_padding_itself_is_not_blamed_for_it(tmp_path: Path) 
     assert "near" in {part.value for part in report.parts}
 
 
+def test_the_same_infinities_are_no_difference_and_others_are(tmp_path: Path) -> None:
+    text = """g (int64[b,s] input_ids) => (float[b,s,8] y) {{
+        x = Gather(table, input_ids) h = Tanh(x) m = Max(h, {0}) l = Log(m) e = Add(l, h) y = Mul(e, two)
+    }}"""
+    weights = {"table": np.random.default_rng(0).standard_normal((50, 8)).astype(np.float32)}
+    weights |= {name: np.array(value, np.float32) for name, value in (("none", 0), ("some", 0.5), ("two", 2))}
+    for name in ("none", "some"):
+        onnx.save(of_text(text.format(name), weights), tmp_path / f"{name}.onnx")
+    assert compare_layers(tmp_path / "none.onnx", tmp_path / "none.onnx").passed
+    report = compare_layers(tmp_path / "some.onnx", tmp_path / "none.onnx")
+    assert [part.value for part in report.parts if part.differs] == ["m"]
+
+
 def test_what_has_no_effect_or_no_layers_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="atol has no effect on --layers"):
         VerifyOptions(layers=True, atol=1.0)

@@ -251,10 +251,19 @@ def _fed(wanted: Array, own: Array, case: Case) -> Array:
 
 
 def _relative(pairs: Sequence[tuple[Array, Array]]) -> float:
-    """Return the norm of the differences of arrays, relative to that of the second ones."""
-    away = sum(float(np.square(one.astype(np.float64) - two).sum()) for one, two in pairs)
-    size = sum(float(np.square(two.astype(np.float64)).sum()) for _, two in pairs)
-    return float(np.sqrt(away / size)) if size else float(np.sqrt(away) and np.inf)
+    """Return the norm of the differences of arrays, relative to that of the second ones.
+
+    The same infinity or NaN in both, as of a mask, is no difference; one of them alone is an infinite one.
+    """
+    away = size = 0.0
+    for one, two in pairs:
+        numbers = np.isfinite(two)
+        if not np.array_equal(one[~numbers], two[~numbers], equal_nan=True):
+            return float("inf")
+        two = two[numbers].astype(np.float64)
+        away += float(np.square(one[numbers] - two).sum())
+        size += float(np.square(two).sum())
+    return float(np.nan_to_num(np.sqrt(away / size if size else away and np.inf), nan=np.inf))
 
 
 class _Errors(NamedTuple):
