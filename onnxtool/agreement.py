@@ -334,10 +334,10 @@ def compare_layers(model: StrPath, reference: StrPath, options: VerifyOptions = 
         else:
             source = None
         usual, left = _layer_cases(source or file, options)
-        found = _find_layer(file, source, os.fspath(reference), options, usual)
+        found, used = _find_layer(file, source, os.fspath(reference), options, (usual, left))
         # What reads the padding of texts padded left, such as the state of the first token, shows rounding there.
-        if found.passed and left:
-            other = _find_layer(file, source, os.fspath(reference), options, left)
+        if found.passed and left and not used:
+            other, _ = _find_layer(file, source, os.fspath(reference), options, (left, []))
             found = other if other.parts[-1].error > _MORE * max(found.parts[-1].error, _SURE) else found
     return replace(found, model=os.fspath(model))
 
@@ -369,10 +369,20 @@ def _layer_cases(source: ModelFile, options: VerifyOptions) -> tuple[list[Case],
 
 
 def _find_layer(
-    file: ModelFile, source: ModelFile | None, reference: str, options: VerifyOptions, cases: Sequence[Case]
-) -> LayerReport:
+    file: ModelFile,
+    source: ModelFile | None,
+    reference: str,
+    options: VerifyOptions,
+    given: tuple[Sequence[Case], Sequence[Case]],
+) -> tuple[LayerReport, bool]:
+    """Compare the layers on inputs, and on others if the reference gives a text the same alone as among them.
+
+    Returns:
+        The report, and whether the others were used.
+    """
     from onnxtool.runtime.layers import Values, measure_layers, output_errors, record, run_outputs
 
+    cases = [*given[0], *given[1]]
     outputs, values = run_outputs(file, cases), Values((), (), (), (), (), "")
     if source is None:
         from onnxtool.export.verification import record_modules
@@ -383,7 +393,9 @@ def _find_layer(
         raise InputError(f"{file.path} and {reference} have no outputs of floats in common", "leave --layers out")
     end = max(errors, key=lambda name: errors[name])
     values = record(source, cases, end) if source is not None else values._replace(end=end)
-    parts = measure_layers(file, values, cases)
+    kept = [number for number, stays in enumerate(values.stays) if stays or number < len(given[0])]
+    cases = [cases[number] for number in kept]
+    parts = measure_layers(file, values.only(kept), cases)
     differing = [part for part in parts if part.differs]
     if differing:
         one = differing[0]
@@ -402,4 +414,5 @@ def _find_layer(
         )
     first = differing[0].scope if differing else None
     described = tuple(case.description for case in cases)
-    return LayerReport(str(file.path), reference, described, values.source, end, parts, first, reason)
+    report = LayerReport(str(file.path), reference, described, values.source, end, parts, first, reason)
+    return report, len(cases) > len(given[0])

@@ -28,9 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import onnx
 from make_models import trained_model
+from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from onnxtool import ExportOptions, OptimizeOptions, compare_layers, export_model, optimize_model
+from onnxtool.errors import SessionError
 from onnxtool.stats import compare_models
 from tests.summary import test_wiring as wiring
 
@@ -145,8 +147,11 @@ def inserted(model: Any, node: Any, before: Any) -> None:
     model.graph.node.insert([id(one) for one in model.graph.node].index(id(node)), before)
 
 
-def plant(model: Any, kind: str, layer: int, width: int, draw: random.Random) -> bool:
-    """Plant an error in a layer; False if the graph has no place for it."""
+def plant(model: Any, kind: str, layer: int, kept: NDArray[Any], draw: random.Random) -> bool:
+    """Plant an error in a layer; False if the graph has no place for it.
+
+    `kept` has a one for each state, in the type in which attention computes.
+    """
     held = {one.name: one for one in model.graph.initializer}
     own = [
         node
@@ -181,12 +186,9 @@ def plant(model: Any, kind: str, layer: int, width: int, draw: random.Random) ->
     if layer >= len(attentions):
         return False
     node = attentions[layer]
-    half = any(one.data_type == 10 and np.prod(one.dims) > 1000 for one in held.values())
-    dtype = np.float16 if half else np.float32
     if kind == "head":
         heads = next(one.i for one in node.attribute if one.name == "num_heads")
-        kept = np.ones(width, dtype)
-        kept[: width // heads] = 0
+        kept = np.where(np.arange(kept.size) < kept.size // heads, 0, kept).astype(kept.dtype)
         model.graph.initializer.append(numpy_helper.from_array(kept, "planted"))
         made = node.output[0]
         users = [(one, slot) for one in model.graph.node for slot, name in enumerate(one.input) if name == made]
@@ -199,7 +201,7 @@ def plant(model: Any, kind: str, layer: int, width: int, draw: random.Random) ->
     if not masks:
         return False
     is_bias = masks[0] == 5
-    array = np.zeros(1, dtype) if is_bias else np.ones(1, np.int32)
+    array = np.zeros(1, kept.dtype) if is_bias else np.ones(1, np.int32)
     model.graph.initializer.append(numpy_helper.from_array(array, "planted"))
     operator = "Mul" if is_bias else "Max"
     inserted(model, node, helper.make_node(operator, [node.input[masks[0]], "planted"], ["planted_mask"]))
@@ -207,13 +209,15 @@ def plant(model: Any, kind: str, layer: int, width: int, draw: random.Random) ->
     return True
 
 
-def check_layers(folder: Path, rounds: int) -> None:
+def check_layers(folder: Path, rounds: int, names: Sequence[str]) -> None:
     """Plant errors in each file, and print how many are named with their layer."""
     layers = make_models(folder)
     widths = {name: 384 if name == "minilm" else 192 for name in layers}
     print("| file | parts that differ without an error | " + " | ".join(KINDS) + " |")
     print("|---|---|" + "---|" * len(KINDS))
     for name, number in layers.items():
+        if names and name not in names:
+            continue
         source = folder / f"{name}-dynamo.onnx"
         for variant in ("torchscript", "fp32", "fp16", "int8", "int4"):
             path = folder / f"{name}-{variant}.onnx"
@@ -223,13 +227,20 @@ def check_layers(folder: Path, rounds: int) -> None:
             for kind in KINDS:
                 right = made = 0
                 for layer in draw.sample(range(number), rounds):
-                    model = copy.deepcopy(base)
-                    if not plant(model, kind, layer, widths[name], draw):
-                        continue
-                    onnx.save(model, folder / "planted.onnx")
-                    first = compare_layers(folder / "planted.onnx", source).first
-                    made += 1
-                    right += first is not None and layer_of(f"{first}.") == layer
+                    state = draw.getstate()
+                    for dtype in (np.float16, np.float32) if variant == "fp16" else (np.float32,):
+                        draw.setstate(state)
+                        model = copy.deepcopy(base)
+                        if not plant(model, kind, layer, np.ones(widths[name], dtype), draw):
+                            break
+                        onnx.save(model, folder / "planted.onnx")
+                        try:
+                            first = compare_layers(folder / "planted.onnx", source).first
+                        except SessionError:  # it attends in the other type
+                            continue
+                        made += 1
+                        right += first is not None and layer_of(f"{first}.") == layer
+                        break
                 counts.append(f"{right} of {made}" if made else "")
             print(f"| {name} {variant} | {healthy} | {' | '.join(counts)} |", flush=True)
 
@@ -244,11 +255,12 @@ def main() -> None:
     layered = commands.add_parser("layers")
     layered.add_argument("folder", type=Path)
     layered.add_argument("--rounds", type=int, default=2, help="layers of each kind of error and file")
+    layered.add_argument("--names", nargs="*", default=[], help="of the checkpoints; all by default")
     given = parser.parse_args()
     if given.what == "wiring":
         check_wiring(given.files, given.onnxsim)
     else:
-        check_layers(given.folder, given.rounds)
+        check_layers(given.folder, given.rounds, given.names)
 
 
 if __name__ == "__main__":

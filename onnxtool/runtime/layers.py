@@ -65,6 +65,14 @@ class Values(NamedTuple):
     end: str
     source: str = ""
 
+    def only(self, kept: Sequence[int]) -> Values:
+        """Return the values on some of the cases."""
+        return self._replace(
+            arrays=[self.arrays[number] for number in kept],
+            outputs=[self.outputs[number] for number in kept],
+            stays=[self.stays[number] for number in kept],
+        )
+
 
 def record(file: ModelFile, cases: Sequence[Case], end: str) -> Values:
     """Run a file, and return the values between its parts on the way to an output.
@@ -358,9 +366,8 @@ def _bounds(precisions: Sequence[str], kinds: Sequence[Hashable], errors: Sequen
 
 
 def _alone(case: Case) -> list[Case]:
-    """Return a text of a case alone; none if positions would be counted differently without its padding."""
-    is_right = case.valid is not None and case.valid[:, 0].all()
-    return [one for one in row_cases(case) if len(one.rows) == 1] if is_right else []
+    """Return a text of a case alone."""
+    return [one for one in row_cases(case) if len(one.rows) == 1]
 
 
 def is_same_alone(run: Runner, case: Case, outputs: Mapping[str, Array]) -> bool:
