@@ -51,7 +51,8 @@ import onnx
 from onnxsim.model_info import diff_graphs
 with contextlib.redirect_stdout(io.StringIO()):
     found = diff_graphs(onnx.load(sys.argv[1]), onnx.load(sys.argv[2]))
-print("changed" if found else "same")
+parts = "removed_nodes", "added_nodes", "changed_nodes", "removed_values", "added_values"
+print("changed" if any(getattr(found, part) for part in parts) else "same")
 """
 LAYER = re.compile(r"(?:^|[./])layers?[./](\d+)[./]")
 EXACT = ("bias", "epsilon", "mask")  # found in every precision
