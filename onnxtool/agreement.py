@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _MOST_LAYER_TEXTS = 32
 _MORE, _SURE = 4.0, 1e-5  # times the error of texts padded right, and an error that is no rounding
 _CONSUMERS = tuple(name for name, target in TARGETS.items() if not target.takes_any_graph)
-# The tolerances live in `runtime.comparison`, which imports numpy; --help must not.
 _OF_CHECKPOINTS = ("revision", "trust_remote_code", "allow_pickle")
+# The tolerances live in `runtime.comparison`, which imports numpy; --help must not.
 TOLERANCE_NAMES = ("fp32", "fp16", "bf16", "int8", "int4")
 
 
@@ -203,9 +203,7 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
         if not _is_file(reference):
             found = _compare_with_checkpoint(file.with_sizes(), os.fspath(reference), options)
         else:
-            for name in _OF_CHECKPOINTS:
-                if getattr(options, name) != getattr(_DEFAULTS, name):
-                    raise OptionError(f"--{name} is for a checkpoint, and {reference} is an ONNX file", "leave it out")
+            _refuse_loading(reference, options)
             found = _compare(file, _reading_ids(ModelFile.open(reference), folder / "reference"), options, folder)
         if not file.sizes:
             return found
@@ -217,6 +215,13 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
 def _is_file(reference: StrPath) -> bool:
     """Whether a reference is an ONNX file: a missing one is a mistake, not a hub id."""
     return Path(reference).is_file() or Path(reference).suffix == ".onnx"
+
+
+def _refuse_loading(reference: StrPath, options: VerifyOptions) -> None:
+    """Refuse options of how a checkpoint is loaded: the reference is a file."""
+    for name in _OF_CHECKPOINTS:
+        if getattr(options, name) != getattr(_DEFAULTS, name):
+            raise OptionError(f"--{name} is for a checkpoint, and {reference} is an ONNX file", "leave it out")
 
 
 def _reading_ids(file: ModelFile, folder: Path) -> ModelFile:
@@ -329,6 +334,7 @@ def compare_layers(model: StrPath, reference: StrPath, options: VerifyOptions = 
     with temporary_folder() as folder:
         file = _reading_ids(ModelFile.open(model), folder / "model")
         if _is_file(reference):
+            _refuse_loading(reference, options)
             source = _reading_ids(ModelFile.open(reference), folder / "reference")
             _require_same_signature(file, source)
         else:

@@ -168,6 +168,8 @@ def test_what_has_no_effect_or_no_layers_is_refused(source: Path, tmp_path: Path
         VerifyOptions(layers=True, atol=1.0)
     with pytest.raises(OptionError, match="compare_layers"):
         verify(source, source, VerifyOptions(layers=True))
+    with pytest.raises(OptionError, match="revision is for a checkpoint"):
+        compare_layers(source, source, VerifyOptions(revision="main"))
     flat = helper.make_graph(
         [helper.make_node("Add", ["x", "x"], ["y"])],
         "flat",
