@@ -303,6 +303,11 @@ def record_modules(file: ModelFile, options: ExportOptions, cases: Sequence[Case
         runs.append((outputs, values, is_same_alone(partial(pipeline.run, model), case, outputs)))
         found.clear()
     names = [name for name, _ in runs[0][1]]
+    if any([name for name, _ in values] != names for _, values, _ in runs):
+        raise ExportError(
+            f"{options.model_name} runs other modules for other inputs, so that its layers have no order",
+            "compare with an ONNX file of it, or on one input: --sample_inputs FILE.npz",
+        )
     arrays = [[array for _, array in values] for _, values, _ in runs]
     made, stays = [run[0] for run in runs], [run[2] for run in runs]
     return Values(names, [[name] for name in names], arrays, made, stays, "")
