@@ -174,6 +174,8 @@ def choose(
             for conversion in conversions
             for names in CANDIDATES[conversion.options.target.name]
         ]
+        seconds = expected_seconds(model) * len(others)
+        tell(f"choosing among {len(candidates)} precisions, in at most {seconds:.0f} s by the number of weights")
         _make(first, model, Path(name))
         first.error = 0.0
         feeds = timing_feeds(base.source, base.feeds)
