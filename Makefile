@@ -12,7 +12,7 @@ WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml .github/wo
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test test_fast web test_lowest fuzz lint docs dist check_install follow advisories bench review coverage retrieval consumers audit clean
+.PHONY: help setup lock demo test test_fast web test_lowest fuzz lint docs dist check_install follow bench review coverage retrieval consumers audit clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -77,9 +77,6 @@ check_install: $(READY) ## Install what dist/ has by its metadata alone, run it,
 
 follow: $(READY) ## Follow README and the start guide in a fresh clone with an empty home, in order, twice; fetches packages.
 	$(BIN)/python scripts/follow_documents.py
-
-advisories: $(READY) ## Compare the pinned versions with FILE, advisories as osv.dev publishes them; nothing is fetched.
-	$(BIN)/python scripts/check_advisories.py $(FILE)
 
 bench: $(READY) ## Measure export, optimize and stats beside their peers on this machine.
 	$(BIN)/python scripts/bench_commands.py

@@ -15,14 +15,13 @@ from datetime import UTC, datetime
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
-from check_advisories import read_pins
 from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -76,6 +75,28 @@ def sbom_text(folder: Path) -> str:
         if component is not product and Version(Version(component.version or "").public) not in pins.get(name, ()):
             raise ValueError(f"{name} {component.version} is not the version of requirements.txt: run make setup")
     return f"{JsonV1Dot6(bom).output_as_string(indent=1)}\n"
+
+
+def read_pins(path: Path) -> dict[str, list[Version]]:
+    """Read `NAME==VERSION` lines with or without markers and hashes; all platforms count.
+
+    Raises:
+        ValueError: a line is no pin.
+    """
+    pins: dict[str, list[Version]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        text = line.partition("--hash=")[0].rstrip(" \\")
+        if not text or text.startswith("#"):
+            continue
+        try:
+            requirement = Requirement(text)
+            (pin,) = requirement.specifier
+            if pin.operator != "==":
+                raise ValueError(pin.operator)
+            pins.setdefault(canonicalize_name(requirement.name), []).append(Version(pin.version))
+        except (InvalidRequirement, ValueError):
+            raise ValueError(f"{path}: {text!r} pins no version") from None
+    return pins
 
 
 def _component(installed: Distribution) -> Component:

@@ -1,4 +1,4 @@
-"""The supply chain: pins with hashes, advisories about them, and packages that anyone can build again."""
+"""The supply chain: pins with hashes, and packages that anyone can build again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
@@ -25,92 +23,9 @@ from onnxtool.release.bom import check_bom
 from onnxtool.version import DISTRIBUTION, __version__
 from tests.workshop import load_script
 
-advisories, write_sbom = load_script("check_advisories"), load_script("write_sbom")
-main, read_pins, sbom_text = advisories.main, advisories.read_pins, write_sbom.sbom_text
+write_sbom = load_script("write_sbom")
+read_pins, sbom_text = write_sbom.read_pins, write_sbom.sbom_text
 ROOT = Path(__file__).resolve().parent.parent
-PINS = "Some_Package==1.5 ; sys_platform == 'linux' \\\n    --hash=sha256:00\nother==2.0\n"
-
-
-def advisory(*events: dict[str, str], name: str = "some-package", **fields: object) -> dict[str, Any]:
-    """Return one with a range of these events; `fields` replace those of the advisory."""
-    package = {"ecosystem": "PyPI", "name": name}
-    ranges = [{"type": "ECOSYSTEM", "events": list(events)}]
-    return {"id": "A-1", "summary": "It\x1b[2J leaks", "affected": [{"package": package, "ranges": ranges}], **fields}
-
-
-def entry(**fields: object) -> dict[str, Any]:
-    return {"affected": [{"package": {"ecosystem": "PyPI", "name": "some.package"}, **fields}]}
-
-
-def check(folder: Path, *advisories: object, name: str = "advisories.json") -> int:
-    """Judge PINS by these advisories, in a file of this name."""
-    (folder / "pins.txt").write_text(PINS, encoding="utf-8")
-    path = folder / name
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for number, one in enumerate(advisories):
-                archive.writestr(f"{number}.json", json.dumps(one))
-    else:
-        path.write_text(json.dumps(advisories), encoding="utf-8")
-    code: int = main([str(path), "--pins", str(folder / "pins.txt")])
-    return code
-
-
-@pytest.mark.parametrize("name", ["advisories.json", "all.zip"])
-def test_an_affected_pin_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """The name of the package is normalized, the fix is a later version, and the summary cannot steer a terminal."""
-    found = advisory({"introduced": "0"}, {"fixed": "1.2"}, {"introduced": "1.4"}, {"fixed": "1.10"})
-    assert check(tmp_path, advisory({"introduced": "0"}, name="absent"), found, name=name) == 1
-    assert capsys.readouterr().out == "A-1  some-package 1.5  fixed in 1.10  It [2J leaks\n"
-
-
-@pytest.mark.parametrize(
-    ("found", "is_affected"),
-    [
-        (advisory({"introduced": "0"}, {"fixed": "1.5"}), False),
-        (advisory({"fixed": "1.5.1"}, {"introduced": "1.5"}), True),
-        (advisory({"introduced": "1.6"}), False),
-        (advisory({"introduced": "0"}, {"last_affected": "1.5.0"}), True),
-        (advisory({"introduced": "0"}, {"last_affected": "1.4"}), False),
-        (advisory({"introduced": "1.5"}, {"last_affected": "1.5"}), True),
-        (advisory({"introduced": "0"}, {"fixed": "1.5"}, {"introduced": "1.5"}), True),
-        (advisory({"introduced": "0"}, withdrawn="2026-01-01T00:00:00Z"), False),
-        (advisory(**entry(versions=["1.5.0", "0.1-of-old"])), True),
-        (advisory(**entry(versions=["1.4"], ranges=[{"type": "GIT"}])), False),
-    ],
-)
-def test_versions_are_compared_as_osv_describes(tmp_path: Path, found: dict[str, Any], is_affected: bool) -> None:
-    """Ends of ranges, in any order, and listed versions."""
-    assert check(tmp_path, found) == is_affected
-
-
-@pytest.mark.parametrize(
-    ("broken", "reason"),
-    [
-        (advisory({"fixed": "2"}), "begins nowhere"),
-        (advisory({"introduced": "of old"}), "Invalid version"),
-        (advisory({"introduced": "0"}, {"limit": "2"}), "an event is called limit"),
-        (advisory(**entry(ranges=[{"type": "SEMVER"}])), "a range has the type SEMVER"),
-        (advisory(**entry(ranges=[{"type": "GIT"}])), "neither versions nor a range"),
-        (advisory(affected=[{"ranges": []}]), "it names no package"),
-        (advisory(affected=None), "list expected, not NoneType"),
-    ],
-)
-def test_what_cannot_be_judged_is_an_error_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: dict[str, Any], reason: str
-) -> None:
-    """The others are judged all the same."""
-    assert check(tmp_path, broken | {"id": "A-2"}, advisory({"introduced": "0"})) == 1
-    printed = capsys.readouterr()
-    assert printed.out.startswith("A-1  some-package 1.5  not fixed")
-    assert "error: A-2 cannot be judged: " in printed.err
-    assert reason in printed.err
-
-
-def test_a_file_of_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A check that reads no advisory must not pass."""
-    assert [check(tmp_path), check(tmp_path, name="all.zip"), main([str(tmp_path / "absent.zip")])] == [1, 1, 1]
-    assert capsys.readouterr().err.count("it has no advisory") == 2
 
 
 def test_every_line_that_says_how_to_install_has_the_name_of_the_distribution() -> None:
