@@ -1,8 +1,8 @@
 """Measure how `onnxtool infer` encodes a collection, beside its peers: texts a second, CPU time and equal answers.
 
-`python scripts/bench_infer.py --peers PYTHON` runs sentence-transformers, OpenVINO and fastembed in the environment of
-that interpreter (`pip install sentence-transformers torch openvino fastembed`), and `--onnx_peers PYTHON`
-sentence-transformers on its onnx backend (`pip install 'sentence-transformers<6' optimum-onnx`). Each contender loads
+`python scripts/bench_infer.py --peers PYTHON` runs sentence-transformers and OpenVINO in the environment of that
+interpreter (`pip install sentence-transformers torch openvino`), and `--onnx_peers PYTHON` sentence-transformers on its
+onnx backend (`pip install 'sentence-transformers<6' optimum-onnx`). Each contender loads
 its model once and encodes all texts, in turns; ratios are of the same round. MiniLM has trained weights.
 """
 
@@ -30,7 +30,7 @@ from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_mode
 from onnxtool.encoding import CorpusOptions, encode_corpus
 
 ENCODERS = Path(__file__).parent / "harness" / "encoders.py"
-PEERS = ("sentence-transformers", "sentence-transformers-bf16", "openvino", "fastembed")
+PEERS = ("sentence-transformers", "sentence-transformers-bf16", "openvino")
 ONNX_PEERS = ("sentence-transformers-onnx",)
 
 
@@ -137,7 +137,7 @@ def print_table(contenders: list[Contender], num_texts: int) -> None:
 def main() -> int:
     """Let the contenders take turns, and print the table as Markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--peers", help="Python of an environment with sentence-transformers, openvino and fastembed")
+    parser.add_argument("--peers", help="Python of an environment with sentence-transformers and openvino")
     parser.add_argument("--peer_names", nargs="+", choices=PEERS, default=PEERS, help="which of them")
     parser.add_argument("--onnx_peers", help="Python of one with sentence-transformers and optimum-onnx")
     parser.add_argument("--provider", default="", help="encode on this provider as well, such as openvino")

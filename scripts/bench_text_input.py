@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
-from compare_text_input import mixed_texts
 from harness.machine import describe_machine
 from make_models import place_trained, trained_model
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
@@ -32,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from onnxtool import ExportOptions, export_model
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import find_library
+from onnxtool.runtime.tokens import HARD_TEXTS
 
 SENTENCE = "A model is exported, optimized and verified before it is kept."
 PASSAGE = " ".join([SENTENCE] * 8)
@@ -42,7 +42,6 @@ WORKLOADS = {
     "32 passages": [PASSAGE] * 32,
 }
 TURNS, SECONDS = 25, 20.0
-TEXTS = 300
 
 
 def open_session(path: Path) -> onnxruntime.InferenceSession:
@@ -106,7 +105,7 @@ def make_reranker(folder: Path) -> Path:
 
 def main() -> int:
     """Print a row for each model."""
-    texts = [text for text in mixed_texts(TEXTS, 2) if "\0" not in text]
+    texts = [text for text in HARD_TEXTS if "\0" not in text]
     pairs = list(zip(texts, [*texts[7:], *texts[:7]], strict=True))
     print(f"{describe_machine()}; ms of the file that reads texts, and their ratio to tokenizer and graph apart\n")
     print(f"| model | largest difference of {len(texts)} texts | MB more | {' | '.join(WORKLOADS)} |")

@@ -79,34 +79,11 @@ def openvino(checkpoint: str, model: str) -> Callable[[list[str]], Any]:
     return encode
 
 
-def fastembed(_checkpoint: str, model: str) -> Callable[[list[str]], Any]:
-    """Return fastembed with its defaults on an ONNX file that ends in pooled vectors, whose tokenizer lies beside it.
-
-    It reads a folder of files of fixed names and pools by itself unless it is told not to.
-    """
-    import shutil
-    import tempfile
-
-    from fastembed import TextEmbedding
-    from fastembed.common.model_description import ModelSource, PoolingType
-
-    folder = Path(tempfile.mkdtemp(prefix="fastembed-"))
-    shutil.copytree(_checkpoint, folder, dirs_exist_ok=True)
-    shutil.copyfile(model, folder / "model.onnx")
-    source = ModelSource(hf="minilm/local")
-    TextEmbedding.add_custom_model(
-        "minilm", PoolingType.DISABLED, normalization=True, sources=source, dim=384, model_file="model.onnx"
-    )
-    embedding = TextEmbedding("minilm", specific_model_path=str(folder))
-    return lambda texts: np.stack(list(embedding.embed(texts)))
-
-
 PEERS: dict[str, Callable[[str, str], Callable[[list[str]], Any]]] = {
     "sentence-transformers": sentence_transformers,
     "sentence-transformers-bf16": partial(sentence_transformers, dtype="bfloat16"),
     "sentence-transformers-onnx": sentence_transformers_onnx,
     "openvino": openvino,
-    "fastembed": fastembed,
 }
 
 
