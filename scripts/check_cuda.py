@@ -2,15 +2,13 @@
 
 `python scripts/check_cuda.py --work DIR` exports, optimizes and verifies MiniLM, encodes and times texts with it, and
 trains it with torch.compile, OrtTrainer and training artifacts. It prints the tables as Markdown, and fails if a number
-exceeds its bound. It stops after eight minutes. Each step is a process of its own, and its result is a file in DIR: the
-next run with this folder continues after the last finished step, unless the commit, a package or the GPU has changed.
-`--device cpu` is the dry run without a GPU: the same steps with one layer of MiniLM.
+exceeds its bound. Each step is a process of its own, and the whole stops after eight minutes; `--precisions` divides
+the work among several runs. `--device cpu` is the dry run without a GPU: the same steps with one layer of MiniLM.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.metadata
 import os
 import sys
@@ -21,13 +19,11 @@ from pathlib import Path
 
 import cuda_steps
 from cuda_steps import EXPORTED, SIZES, TORCH_DTYPES, Run
-from harness.machine import cpu_class, describe_gpu, describe_machine
+from harness.machine import describe_gpu, describe_machine
 from harness.steps import Result, Step, print_tables, problems_of, run_steps
-from make_models import ROOT
 
 from onnxtool.optimize.options import PRECISIONS
 from onnxtool.runtime.providers import cuda_problem, runtime_version
-from onnxtool.version import commit
 
 
 def make_steps(run: Run, precisions: Sequence[str]) -> Iterator[Step]:
@@ -69,20 +65,6 @@ def left_out(run: Run, steps: Sequence[Step]) -> Iterator[str]:
             yield f"{precision}: left out, {reason}"
 
 
-def make_stamp(run: Run) -> dict[str, str]:
-    """Return what results depend on. Results with another stamp are not reused."""
-    code = hashlib.sha256()
-    for path in sorted(path for name in ("onnxtool", "scripts") for path in (ROOT / name).rglob("*.py")):
-        code.update(path.read_bytes())
-    packages = sorted(f"{one.name}=={one.version}" for one in importlib.metadata.distributions())
-    return {
-        "commit": commit(),
-        "code": code.hexdigest(),
-        "packages": hashlib.sha256("\n".join(packages).encode()).hexdigest(),
-        "device": describe_gpu() if run.device == "cuda" else cpu_class(),
-    }
-
-
 def missing_gpu() -> str:
     """Return what onnxruntime or PyTorch lacks to use a GPU; empty if both can."""
     if problem := cuda_problem():
@@ -95,10 +77,9 @@ def missing_gpu() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the steps and print their tables; return 1 if a number is wrong or a step has no result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of files and results")
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of files and logs")
     parser.add_argument("--device", choices=tuple(SIZES), default="cuda")
     parser.add_argument("--precisions", nargs="+", choices=tuple(TORCH_DTYPES), help="default: all; for the CPU, fp32")
-    parser.add_argument("--again", nargs="+", default=[], metavar="STEP", help="run these steps again, e.g. infer-fp16")
     parser.add_argument("--minutes", type=float, default=8.0, help="stop after this time")
     given = parser.parse_args(arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -106,14 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start, run = time.perf_counter(), Run(given.work.resolve(), given.device)
     wanted = given.precisions or (list(TORCH_DTYPES) if run.device == "cuda" else ["fp32"])
     steps = list(make_steps(run, [one for one in TORCH_DTYPES if one in {"fp32", *wanted}]))
-    if unknown := set(given.again) - {name for step in steps for name in (step.name, step.table)}:
-        parser.error(f"no step {', '.join(sorted(unknown))}; the steps are {', '.join(step.name for step in steps)}")
     if run.device == "cuda" and (problem := missing_gpu()):
         print(f"error: no GPU to check: {problem}\nhint: --device cpu runs the steps without one", file=sys.stderr)
         return 1
-    results = run.work / "results"
-    results.mkdir(parents=True, exist_ok=True)
-    outcomes = run_steps(steps, results, make_stamp(run), again=given.again, minutes=given.minutes)
+    outcomes = run_steps(steps, run.work / "logs", minutes=given.minutes)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers"))
     print(f"{describe_gpu() or 'no GPU'}; {describe_machine()}; onnxruntime {runtime_version()}, {versions}")
     print_tables(outcomes)

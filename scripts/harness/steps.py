@@ -1,15 +1,13 @@
-"""Run steps in processes of their own and keep their results as files, so that the next run continues after the last.
+"""Run steps in processes of their own within a limit of time, and print the tables of their results.
 
 For POSIX systems.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,12 +57,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step: `ok`, `wrong`, or why it has no result."""
+    """The result of a step, whose state is `ok` or `wrong`; or the reason why there is none."""
 
     step: Step
     state: str
     result: Result | None = None
-    kept: bool = False
 
 
 def compute(function: Callable[[], Result]) -> dict[str, Any]:
@@ -72,51 +69,30 @@ def compute(function: Callable[[], Result]) -> dict[str, Any]:
     return asdict(function())
 
 
-def run_steps(
-    steps: Sequence[Step],
-    folder: Path,
-    stamp: Mapping[str, str],
-    *,
-    again: Collection[str] = (),
-    minutes: float,
-) -> list[Outcome]:
-    """Run all steps that have no result from the same `stamp` yet.
-
-    A step also runs again if a step that it needs does. A step that is still running when the time is over is killed.
+def run_steps(steps: Sequence[Step], logs: Path, *, minutes: float) -> list[Outcome]:
+    """Run steps, each after those it needs. One that is still running when the time is over is killed.
 
     Args:
         steps: in an order in which each comes after those it needs.
-        folder: the folder of results and of each step's log.
-        stamp: what results depend on, such as versions.
-        again: names of steps or tables whose results are not kept.
+        logs: the folder of each step's log.
         minutes: when to stop.
     """
-    kept: dict[str, Result] = {}
-    for step in steps:
-        reusable = not {step.name, step.table} & set(again) and kept.keys() >= set(step.needs)
-        if reusable and (result := _read(step, folder, stamp)):
-            kept[step.name] = result
-        else:  # deleted before anything runs: an interrupted run must not leave results from files that it replaced
-            _path(step, folder).unlink(missing_ok=True)
     outcomes: dict[str, Outcome] = {}
     isolation, deadline = Isolation(), time.monotonic() + 60 * minutes
     for step in steps:
         missing = [name for name in step.needs if outcomes[name].result is None]
-        if step.name in kept:
-            outcome = Outcome(step, "wrong" if kept[step.name].wrong else "ok", kept[step.name], kept=True)
-        elif missing:
+        if missing:
             outcome = Outcome(step, f"not run: it needs {', '.join(missing)}")
         else:
-            outcome = _run(step, folder, stamp, isolation, deadline - time.monotonic())
-        print(f"{step.name}: {outcome.state}{', kept' if outcome.kept else ''}", file=sys.stderr, flush=True)
+            outcome = _run(step, logs / step.name, isolation, deadline - time.monotonic())
+        print(f"{step.name}: {outcome.state}", file=sys.stderr, flush=True)
         outcomes[step.name] = outcome
     return list(outcomes.values())
 
 
-def _run(step: Step, folder: Path, stamp: Mapping[str, str], isolation: Isolation, seconds: float) -> Outcome:
+def _run(step: Step, log: Path, isolation: Isolation, seconds: float) -> Outcome:
     if seconds <= 0:
         return Outcome(step, "not run: the time is over")
-    log = folder / "logs" / step.name
     ended = isolation.run(compute, log, seconds, step.function)
     if ended.exit_code is None:
         return Outcome(step, f"cut off after {seconds:.0f} s: the time is over")
@@ -125,23 +101,7 @@ def _run(step: Step, folder: Path, stamp: Mapping[str, str], isolation: Isolatio
         state = [f"failed with exit code {ended.exit_code}, see {log}.err", *lines[-_LINES:]]
         return Outcome(step, "\n    ".join(state))
     result = Result(**{**ended.value, "seconds": ended.seconds})
-    partial = _path(step, folder).with_suffix(".partial")
-    partial.write_text(json.dumps({"stamp": stamp, "result": asdict(result)}, indent=1), encoding="utf-8")
-    os.replace(partial, _path(step, folder))  # noqa: PTH105 - the name says that it replaces
     return Outcome(step, "wrong" if result.wrong else "ok", result)
-
-
-def _path(step: Step, folder: Path) -> Path:
-    return folder / f"{step.name}.json"
-
-
-def _read(step: Step, folder: Path, stamp: Mapping[str, str]) -> Result | None:
-    """Return the result of an earlier process; None if there is none, or its stamp differs."""
-    try:
-        record = json.loads(_path(step, folder).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return Result(**record["result"]) if record["stamp"] == stamp else None
 
 
 def problems_of(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -155,10 +115,14 @@ def print_tables(outcomes: Sequence[Outcome]) -> None:
     for table in dict.fromkeys(one.step.table for one in outcomes):
         rows = [row for one in outcomes if one.step.table == table and one.result for row in one.result.rows]
         _print_table(table, rows)
-    times = []
-    for one in outcomes:
-        state = one.state.split("\n")[0] + (", kept" if one.kept else "")
-        times.append({"step": one.step.name, "seconds": one.result.seconds if one.result else "", "result": state})
+    times = [
+        {
+            "step": one.step.name,
+            "seconds": one.result.seconds if one.result else "",
+            "result": one.state.partition("\n")[0],
+        }
+        for one in outcomes
+    ]
     _print_table("Steps", times)
 
 
