@@ -1,1 +1,0 @@
-"""Releases of onnxruntime side by side: find and install them, and run files in them."""
