@@ -72,7 +72,6 @@ ONLY_IN = {
     "scipy": {"evaluation"},
     "pyarrow": {"encoding"},
     "obstore": {"encoding/files.py"},
-    "fsspec": {"encoding/files.py", "encoding/locations.py"},
     "ray": {"encoding/ray.py"},
     "cyclonedx": {"release"},
     "model_signing": {"release"},
@@ -84,8 +83,7 @@ ONLY_IN = {
 HEAVY = (
     *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxoptimizer", "onnxscript", "tokenizers"),
     *("pyarrow", "sentence_transformers", "PIL", "ir_measures", "bm25s", "scipy"),
-    *("obstore", "fsspec"),
-    *("cyclonedx", "model_signing"),
+    *("obstore", "cyclonedx", "model_signing"),
 )
 # Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.
 LOADED_AT_ONCE = {

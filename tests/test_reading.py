@@ -200,7 +200,6 @@ READS = {
         "InferenceSession",
         "ParquetFile",
         "ZipFile",
-        "cat_file",
         "deserialize",
         "from_file",
         "from_pretrained",
@@ -243,7 +242,6 @@ ELSEWHERE = {
     },
     "a stream, of which a line or a block is held at a time": {
         "model_file/metadata.py": {"open"},
-        "encoding/files.py": {"cat_file"},
         "encoding/sources.py": {"GzipFile"},
     },
     "shards of the corpus that a manifest names with their digests": {

@@ -1,8 +1,7 @@
-"""List, read and remove files, on this machine or anywhere else.
+"""List, read and remove files, on this machine, in an object store or on a web server.
 
-Object stores and web servers are reached through obstore; other filesystems, which are only read, through fsspec. A
-store writes a file in one request, so that it appears whole or not at all. Tested with obstore 0.12, fsspec 2026.9 and
-paramiko 5.1.
+Stores and servers are reached through obstore. A store writes a file in one request, so that it appears whole or not at
+all. Tested with obstore 0.12.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -40,10 +39,7 @@ RANGE_BYTES = 8 << 20  # of a request that reads a part of a file
 _MOST_BYTES = 5 << 30  # of one request, as stores take it
 _RETRIES, _GIVE_UP, _CONNECT = 20, timedelta(minutes=5), timedelta(seconds=10)  # of a store's client
 _WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # seconds
-# Failures that retrying does not fix.
-_FINAL = (PermissionError, IsADirectoryError, NotADirectoryError)
-_BROKEN_OFF = re.compile(r"\bbody\b")  # the only failure that a store's client does not retry
-_TIMES = {"mtime": 1.0, "modified": 1.0, "last_modified": 1.0, "modification_time": 1e-3, "modificationTime": 1e-3}
+_BROKEN_OFF = re.compile(r"\bbody\b")
 _REQUESTS_AT_ONCE = 32
 
 
@@ -116,80 +112,24 @@ class _Store:
             self._store.delete(path)
 
 
-class _Filesystem:
-    """A filesystem that fsspec reads."""
-
-    def __init__(self, root: str) -> None:
-        from fsspec.core import url_to_fs
-
-        filesystem, path = url_to_fs(f"{root}/", skip_instance_cache=True)
-        self._filesystem: Any = filesystem
-        self._base = str(path).rstrip("/")
-
-    def entry(self, path: str) -> Entry:
-        self._filesystem.invalidate_cache()
-        info = self._filesystem.info(f"{self._base}/{path}")  # `exists` treats every failure as a no
-        if info["type"] != "file":
-            raise FileNotFoundError
-        return _entry(info)
-
-    def inside(self, path: str) -> _Inside:
-        self._filesystem.invalidate_cache()
-        found = _Inside({}, [])
-        for info in self._filesystem.ls(f"{self._base}/{path}".rstrip("/") or "/", detail=True):
-            name = posixpath.basename(info["name"].rstrip("/"))
-            followed = info if info["type"] in ("file", "directory") else self._followed(info["name"])
-            if followed["type"] == "directory":
-                found.folders.append(name)
-            elif followed["type"] == "file":
-                found.files[name] = _entry(followed)
-        return found
-
-    def _followed(self, name: str) -> dict[str, Any]:
-        """Return the target of a link, which a listing does not follow."""
-        try:
-            info: dict[str, Any] = self._filesystem.info(name)
-        except FileNotFoundError:
-            raise InputError(f"{name} is a link to nothing", "put the file there, or remove it") from None
-        return info
-
-    def read(self, path: str, begin: int, end: int | None) -> tuple[Entry, bytes]:
-        found = self.entry(path)
-        last = found.size_bytes if end is None else end
-        content = self._filesystem.cat_file(f"{self._base}/{path}", start=begin, end=last) if last > begin else b""
-        return found, bytes(content)
-
-    def fetch(self, path: str, target: Path) -> Entry:
-        found = self.entry(path)
-        self._filesystem.get_file(f"{self._base}/{path}", str(target))
-        return found
-
-
-def _entry(info: Mapping[str, Any]) -> Entry:
-    """Return a file's details; the time is under any of its names."""
-    modified = 0.0
-    for name, unit in (*_TIMES.items(), ("created", 1.0)):
-        if (value := info.get(name)) is not None:
-            modified = value.timestamp() if isinstance(value, datetime) else float(value) * unit
-            break
-    return Entry(info["size"], modified, info.get("e_tag") or f"{info['size']} bytes of {modified}")
+def _entry(meta: Mapping[str, Any]) -> Entry:
+    """Return a file's details."""
+    size, modified = meta["size"], meta["last_modified"].timestamp()
+    return Entry(size, modified, meta.get("e_tag") or f"{size} bytes of {modified}")
 
 
 @lru_cache(maxsize=16)
-def _client(root: str, _process: int) -> _Store | _Filesystem:
-    """Open a filesystem; connections belong to one process."""
-    return _Store(root) if root.startswith(_BY_OBSTORE) else _Filesystem(root)
-
-
-_BY_OBSTORE = tuple(f"{scheme}://" for scheme in (*STORES, *SERVERS))
+def _client(root: str, _process: int) -> _Store:
+    """Open a store; connections belong to one process."""
+    return _Store(root)
 
 
 def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
-    """Call a filesystem, retrying over a new connection after temporary failures.
+    """Call a store, retrying after temporary failures.
 
     Raises:
         FileNotFoundError: there is no such file.
-        InputError: a package is missing.
+        InputError: obstore is missing.
         StoreError: the request was refused or never answered.
     """
     for wait in (*_WAITS, None):
@@ -197,26 +137,19 @@ def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
             return request(_client(uri.root, os.getpid()), uri.key)
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, "there is no such file", str(uri)) from None
-        except ImportError as error:
-            raise InputError(f"{uri} cannot be reached: {error}", "install the package that is missing") from None
         except (InputError, StoreError):
             raise
-        except Exception as error:  # noqa: BLE001  each library has its own errors
-            if wait is None or not _is_passing(error):
-                raise StoreError(f"{uri}: {_reason(error)}", _hint(uri)) from None
-        if uri.scheme not in (*STORES, *SERVERS):
-            _client.cache_clear()
+        except Exception as error:  # noqa: BLE001  obstore and what it calls have no common error
+            # Its client retries everything but an answer that is broken off.
+            is_passing = isinstance(error, EOFError) or _BROKEN_OFF.search(_reason(error)) is not None
+            if wait is None or not is_passing:
+                raise StoreError(
+                    f"{uri}: {_reason(error)}",
+                    "check the address, the network, and the credentials of the environment, such as AWS_ACCESS_KEY_ID",
+                ) from None
         check_interrupted()
         time.sleep(wait)
     raise AssertionError("the last wait is None")
-
-
-def _is_passing(error: Exception) -> bool:
-    """Whether a failure may be temporary; a refused password is not retried."""
-    if isinstance(error, OSError | EOFError):
-        status = getattr(getattr(error, "response", None), "status_code", 0)
-        return not isinstance(error, _FINAL) and not 400 <= status < 500
-    return _BROKEN_OFF.search(_reason(error)) is not None
 
 
 def _reason(error: Exception) -> str:
@@ -225,17 +158,8 @@ def _reason(error: Exception) -> str:
     return shorten(said or type(error).__name__, 1000)  # with the store's own code in the middle
 
 
-def _hint(uri: Uri) -> str:
-    if uri.scheme in (*STORES, *SERVERS):
-        return "check the address, the network, and the credentials of the environment, such as AWS_ACCESS_KEY_ID"
-    return (
-        "check the address, the network, and what fsspec is configured with, such as the variable "
-        f"FSSPEC_{uri.scheme.upper()}_USERNAME"
-    )
-
-
 def below(folder: Uri, before: str = "") -> Iterator[tuple[str, int]]:
-    """Yield name and size of the files in a folder and its subfolders; fsspec's `find` skips failures."""
+    """Yield name and size of the files in a folder and its subfolders."""
     files, folders = _inside(folder)
     yield from ((f"{before}{name}", found.size_bytes) for name, found in files.items())
     for name in folders:
@@ -260,7 +184,7 @@ def head(uri: Uri) -> Entry | None:
 def get(uri: Uri, begin: int = 0, end: int | None = None, tag: str | None = None) -> bytes:
     """Read a file, or a range of it; with `tag`, a replaced file is an error."""
 
-    def request(client: _Store | _Filesystem, path: str) -> bytes:
+    def request(client: _Store, path: str) -> bytes:
         found, content = client.read(path, begin, end)
         if tag is not None and tag != found.tag:
             raise StoreError(f"{uri} has changed while it was read", "run the same command again")
@@ -273,7 +197,7 @@ def get(uri: Uri, begin: int = 0, end: int | None = None, tag: str | None = None
 def download(uri: Uri, path: Path) -> None:
     """Copy a file to this machine."""
 
-    def request(client: _Store | _Filesystem, source: str) -> None:
+    def request(client: _Store, source: str) -> None:
         found = client.fetch(source, path)
         _require_size(path.stat().st_size, found.size_bytes)
 
@@ -289,7 +213,7 @@ def require_writable(uri: Uri) -> None:
     """Refuse to write anywhere but into a store.
 
     Raises:
-        OutputWriteError: it is read through fsspec, or from a server.
+        OutputWriteError: it is on a server.
     """
     if uri.scheme not in STORES:
         raise OutputWriteError(

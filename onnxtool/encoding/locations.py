@@ -1,4 +1,4 @@
-"""Locations of a corpus and its vectors: on this machine, in an object store, or in a filesystem that is only read."""
+"""Locations of a corpus and its vectors: on this machine, in an object store, or on a server that is only read."""
 
 from __future__ import annotations
 
@@ -13,21 +13,17 @@ from onnxtool.options import Address, Option, StrPath
 
 STORES = ("s3", "s3a", "gs", "az", "adl", "abfs", "abfss")
 SERVERS = ("http", "https")
-# fsspec's own remote filesystems; its others are archives, caches, and local files.
-FILESYSTEMS = ("hdfs", "viewfs", "webhdfs", "sftp", "ssh", "ftp", "smb", "memory")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
 # Azure containers are written before an @.
 _WITH_CONTAINERS = ("abfs", "abfss")
-# Their default is configured.
-_WITHOUT_HOST = ("hdfs", "viewfs")
 
 
 @dataclass(frozen=True, slots=True)
 class Uri(Address):
-    """A file or a folder in an object store, or in a filesystem that fsspec reaches.
+    """A file or a folder in an object store, or a file on a server.
 
     Attributes:
-        root: the store, `s3://bucket`, or the filesystem, `hdfs://namenode:8020`.
+        root: the store, `s3://bucket`, or the server, `https://host`.
         key: the object's key, or the key prefix of a folder; without / at either end.
     """
 
@@ -111,37 +107,16 @@ def parse_location(value: AnyLocation) -> Location:
     if (separator and (scheme not in _WITH_CONTAINERS or ":" in user)) or parts.query or parts.fragment:
         raise InputError(
             f"the address {address} contains credentials or a query, which manifests and logs would show",
-            "leave them out; credentials are read from the environment, such as AWS_ACCESS_KEY_ID or "
-            "FSSPEC_SFTP_USERNAME, and files whose names have ? or # are read by the address of their folder",
+            "leave them out; credentials are read from the environment, such as AWS_ACCESS_KEY_ID, and files whose "
+            "names have ? or # are read by the address of their folder",
         )
-    _require_known(scheme, address)
-    key = parts.path.removeprefix("/").removesuffix("/")
-    has_store = bool(parts.netloc) or scheme in _WITHOUT_HOST
-    if not has_store or any(part in ("", ".", "..") for part in key.split("/") if key):
-        raise InputError(f"{address} is not the address of an object", f"write {scheme}://BUCKET/FOLDER/NAME")
-    return Uri(f"{scheme}://{parts.netloc}", key)
-
-
-def _require_known(scheme: str, address: str) -> None:
-    """Refuse an address that neither obstore nor fsspec supports; packages may add kinds to fsspec.
-
-    Raises:
-        InputError: the kind is unknown, or fsspec is missing.
-    """
-    if scheme in (*STORES, *SERVERS):
-        return
-    try:
-        from fsspec.registry import known_implementations
-    except ImportError as error:
-        if scheme in FILESYSTEMS:
-            raise InputError(
-                f"{address} needs fsspec, and it cannot be imported: {error}", "pip install 'onnxtool-cli[fsspec]'"
-            ) from error
-        known_implementations = {}
-    found = known_implementations.get(scheme, {"class": "fsspec."})["class"]
-    if scheme not in FILESYSTEMS and found.startswith("fsspec."):
-        known = ", ".join(f"{name}://" for name in (*STORES, *SERVERS, *FILESYSTEMS))
+    if scheme not in (*STORES, *SERVERS):
+        known = ", ".join(f"{name}://" for name in (*STORES, *SERVERS))
         raise InputError(
             f"{address} cannot be read: there is no store of the kind {scheme}://",
-            f"use {known}, a path that is mounted, or install the package that adds {scheme}:// to fsspec",
+            f"use {known}, or a path: mount the filesystem, or copy the files",
         )
+    key = parts.path.removeprefix("/").removesuffix("/")
+    if not parts.netloc or any(part in ("", ".", "..") for part in key.split("/") if key):
+        raise InputError(f"{address} is not the address of an object", f"write {scheme}://BUCKET/FOLDER/NAME")
+    return Uri(f"{scheme}://{parts.netloc}", key)
