@@ -1,10 +1,10 @@
 """Check that a collection is encoded into the same bytes, by whatever machines and however often they are killed.
 
 MiniLM in int8 on documentation strings, as jsonl, gz, Parquet and plain text. One run of `onnxtool infer` is what all
-others are compared with, file by file, the manifest and the rejected lines included: parts, arrays of jobs as Slurm and
-Kubernetes number them, processes of one machine, and Ray. Then runs are killed at random moments
-and run again until they end: workers and drivers by SIGKILL, on a disk and in an object store whose server fails
-(`moto` has to be installed), and of Ray the driver, and whole nodes. `--overhead` measures Ray beside local workers.
+others are compared with, file by file, the manifest and the rejected lines included: parts, processes of one machine,
+and Ray. Then runs are killed at random moments and run again until they end: workers and drivers by SIGKILL, on a disk
+and in an object store whose server fails (`moto` has to be installed), and of Ray the driver, and whole nodes.
+`--overhead` measures Ray beside local workers.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ def write(folder: Path, kind: str, texts: list[str]) -> Path:
     return path
 
 
-def run(*arguments: str, environment: dict[str, str] | None = None) -> None:
+def run(*arguments: str) -> None:
     """Run a command to its end."""
-    command = [*COMMAND, *arguments, "--quiet"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
+    subprocess.run([*COMMAND, *arguments, "--quiet"], check=True, stdout=subprocess.DEVNULL)
 
 
 def what(model: Path, corpus: Path | str, output: Path | str) -> tuple[str, ...]:
@@ -71,17 +70,12 @@ def remove(output: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def by_parts(arguments: tuple[str, ...], count: int, scheduler: str = "") -> None:
+def by_parts(arguments: tuple[str, ...], count: int) -> None:
     """Encode by so many parts, in a mixed order."""
     order = list(range(count))
     random.Random(count).shuffle(order)  # noqa: S311  no secret
     for part in order:
-        first = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": str(count)}
-        array = {
-            "slurm": {"SLURM_ARRAY_TASK_ID": str(part + 1), **first},
-            "kubernetes": {"JOB_COMPLETION_INDEX": str(part), "JOB_COMPLETIONS": str(count)},
-        }.get(scheduler, {})
-        run("encode", "part", *arguments, "--part", scheduler or f"{part + 1}/{count}", environment=array)
+        run("encode", "part", *arguments, "--part", f"{part + 1}/{count}")
     run("encode", "merge", "--output", arguments[5])
 
 
@@ -94,8 +88,6 @@ def check_ways(folder: Path, model: Path, texts: list[str]) -> int:
     """Print a table of all ways to encode, and return how many differ from one run."""
     ways: dict[str, Callable[[tuple[str, ...]], None]] = {
         **{f"{count} parts": partial(by_parts, count=count) for count in (1, 2, 3, 7)},
-        "array of Slurm, 3": partial(by_parts, count=3, scheduler="slurm"),
-        "job of Kubernetes, 3": partial(by_parts, count=3, scheduler="kubernetes"),
         **{f"{count} processes": partial(by_processes, count=count) for count in (1, 2, 3)},
         **{f"{count} processes of Ray": partial(by_processes, count=count, engine="ray") for count in (1, 2, 3, 4)},
     }

@@ -222,7 +222,7 @@ def _require_same_inputs(model: ModelFile, other: ModelFile) -> None:
 
 
 def _open(path: Path, options: BenchmarkOptions, provider: str) -> Session:
-    return open_session(path, provider=provider, threads=options.threads, inter_threads=options.inter_threads)
+    return open_session(path, provider=provider, threads=options.threads)
 
 
 @dataclass(frozen=True)

@@ -120,16 +120,13 @@ def _load(path: Path, options: BenchmarkOptions) -> tuple[Session, TextReader | 
     """Open the session, for texts with their tokenizer."""
     if not options.texts:
         tell(f"loading {path}")
-        session = open_session(
-            path, provider=options.provider, threads=options.threads, inter_threads=options.inter_threads
-        )
+        session = open_session(path, provider=options.provider, threads=options.threads)
         return session, None
     model = load(
         path,
         model_name=options.model_name,
         provider=options.provider,
         threads=options.threads,
-        inter_threads=options.inter_threads,
     )
     return model.session, TextReader.draw(model, options)
 
@@ -290,7 +287,6 @@ def _describe_environment(
         load_average_before=load_average,
         load_average_after=None,
         intra_threads=session.intra_threads,
-        inter_threads=session.inter_threads,
         io_binding=options.io_binding,
         disabled_optimizers=tuple(disabled_optimizers(session.model)),
     )

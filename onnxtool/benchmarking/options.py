@@ -11,7 +11,7 @@ from onnxtool.errors import OptionError
 from onnxtool.infer.options import ModelName
 from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, InputShapes, SampleInputs
-from onnxtool.runtime.providers import InterThreads, Provider, ProviderOptions, Threads, provider_effect
+from onnxtool.runtime.providers import Provider, ProviderOptions, Threads, provider_effect
 
 # Default limits per shape: enough runs for a p95, or an acceptable waiting time.
 DEFAULT_RUNS, DEFAULT_DURATION_S = 100, 5.0
@@ -48,7 +48,6 @@ class BenchmarkOptions(ProviderOptions):
         warmup: uncounted runs of each shape.
         threads: intra-op threads; 0 for one per core.
         seed: random seed of generated inputs and of the order of texts.
-        inter_threads: operators that may run in parallel; 0 for sequential execution.
         io_binding: bind inputs and outputs to buffers once, and time only the computation.
         texts: texts to run instead of generated inputs.
         sample_inputs: .npz files with the inputs of one run each, to time instead of generated ones.
@@ -88,7 +87,6 @@ class BenchmarkOptions(ProviderOptions):
     provider: Provider = "auto"
     threads: Threads = 0
     seed: Annotated[int, Option(minimum=0)] = 0
-    inter_threads: InterThreads = 0
     io_binding: Annotated[bool, Option("Bind inputs and outputs to buffers once, and time only the computation.")] = (
         False
     )

@@ -119,7 +119,6 @@ class BenchmarkEnvironment:
         load_average_before: load average over the last minute; None if unavailable.
         versions: versions by package.
         intra_threads: intra-op threads requested from onnxruntime, 0 for its own choice.
-        inter_threads: inter-op threads, likewise; more than 1 makes the session run operators in parallel.
         disabled_optimizers: onnxruntime optimizers that were disabled as the file requests.
     """
 
@@ -132,7 +131,6 @@ class BenchmarkEnvironment:
     load_average_before: float | None
     load_average_after: float | None
     intra_threads: int
-    inter_threads: int
     io_binding: bool
     disabled_optimizers: tuple[str, ...]
 

@@ -192,8 +192,6 @@ def _machine(report: BenchmarkReport) -> Iterator[Block]:
         )
     if environment.io_binding:
         rows.append(("IOBinding", "inputs and outputs lie in bound buffers"))
-    if environment.inter_threads:
-        rows.append(("Inter-op threads", str(environment.inter_threads)))
     if environment.disabled_optimizers:
         rows.append(("Optimizers left out, as the file asks", ", ".join(environment.disabled_optimizers)))
     rows.append(("Versions", ", ".join(f"{name} {version}" for name, version in environment.versions.items())))

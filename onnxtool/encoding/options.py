@@ -136,18 +136,13 @@ class PartOptions(ProcessOptions):
     """Selection of splits to encode, and process options.
 
     Attributes:
-        part: `2/7` is the second of seven equal parts; `slurm` and `kubernetes` read it from a job array's variables.
+        part: `2/7` is the second of seven equal parts.
         splits: instead of a part, numbers and ranges of splits, such as `3, 7-12`.
     """
 
     part: Annotated[
         str | None,
-        Option(
-            "Encode this part of the splits: 2/7 is the second of seven; slurm and kubernetes read it from the "
-            "variables of a job array.",
-            metavar="I/N",
-            default="all splits",
-        ),
+        Option("Encode this part of the splits: 2/7 is the second of seven.", metavar="I/N", default="all splits"),
     ] = None
     splits: Annotated[
         str | None, Option("Encode these splits: numbers and ranges from 0, as merge lists them.", metavar="3,7-12")

@@ -7,9 +7,8 @@ texts, so that a resumed run forms the same batches: results in float32 or int8 
 from __future__ import annotations
 
 import itertools
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
@@ -246,54 +245,20 @@ def wanted_splits(options: PartOptions, count: int) -> tuple[int, ...]:
         return parse_ranges(options.splits, count)
     if options.part is None:
         return tuple(range(count))
-    index, parts = parse_part(options.part, os.environ)
+    index, parts = parse_part(options.part)
     return tuple(range(index * count // parts, (index + 1) * count // parts))
 
 
-def parse_part(text: str, environment: Mapping[str, str]) -> tuple[int, int]:
+def parse_part(text: str) -> tuple[int, int]:
     """Return the number of a part, from 0, and how many there are.
 
     Raises:
-        InputError: `text` is not a part, or the variables of a job array are missing or inconsistent.
+        InputError: `text` is not a part.
     """
-    if text == "slurm":
-        task, first, count, step = (
-            _variable(f"SLURM_ARRAY_TASK_{name}", environment, text, default)
-            for name, default in (("ID", None), ("MIN", None), ("COUNT", None), ("STEP", "1"))
-        )
-        index, rest = divmod(task - first, max(1, step))
-        if rest or not 0 <= index < count:
-            raise InputError(
-                f"task {task} is not one of {count} from {first} on in steps of {step}",
-                "give the array consecutive tasks, such as --array=0-15, or pass --part I/N",
-            )
-        return index, count
-    if text == "kubernetes":
-        index = _variable("JOB_COMPLETION_INDEX", environment, text, None)
-        count = _variable("JOB_COMPLETIONS", environment, text, None)
-        if index >= count:
-            raise InputError(
-                f"JOB_COMPLETION_INDEX is {index}, and JOB_COMPLETIONS {count}",
-                "pass the job's completions to the container as JOB_COMPLETIONS",
-            )
-        return index, count
     match = _PART.fullmatch(text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise InputError(
-            f"{text!r} is not a part", "pass I/N with I from 1 to N, such as 2/7, or slurm, or kubernetes, as --part"
-        )
+        raise InputError(f"{text!r} is not a part", "pass I/N with I from 1 to N, such as 2/7, as --part")
     return int(match[1]) - 1, int(match[2])
-
-
-def _variable(name: str, environment: Mapping[str, str], scheduler: str, default: str | None) -> int:
-    value = environment.get(name, default)
-    if value is None:
-        raise InputError(
-            f"the variable {name} is not set", f"pass --part {scheduler} in a job array, otherwise --part I/N"
-        )
-    if not re.fullmatch(r"[0-9]{1,9}", value):
-        raise InputError(f"the variable {name} is {value!r}, and no number", "pass --part I/N")
-    return int(value)
 
 
 def parse_ranges(text: str, count: int) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from onnxtool.model_file.metadata import DECODER_KEY
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reports import short_repr
-from onnxtool.runtime.providers import InterThreads, Provider, Threads
+from onnxtool.runtime.providers import Provider, Threads
 from onnxtool.runtime.session import open_session
 from onnxtool.runtime.signature import index_bounds
 from onnxtool.runtime.text_feeds import require_named_inputs
@@ -101,10 +101,8 @@ def load(
     description: FileDescription | None = None,
     provider: Provider = "auto",
     threads: Threads = 0,
-    inter_threads: InterThreads = 0,
     representation: Representation = None,
     adapter: AdapterName = None,
-    encoder_path: StrPath | None = None,
     partner_path: StrPath | None = None,
 ) -> LoadedModel:
     """Load the model at `model_path` with its tokenizer.
@@ -116,11 +114,9 @@ def load(
             checkpoint, as reported in the result's `reading_notes`.
         provider: `auto`, `cpu` or `cuda`.
         threads: intra-op threads; 0 for one per core.
-        inter_threads: operators that may run in parallel; 0 for sequential execution.
         representation: vector type of an M3 embedder (bge-m3): `dense`, `sparse` or `colbert`; None for dense, and for
             all other models.
         adapter: the name of one of the file's adapters; None for the base, or the one that an open file was given.
-        encoder_path: the encoder of an encoder-decoder; None for the file named in the decoder.
         partner_path: for a checkpoint with different models for queries and documents, the other file; None for the
             file named in this one. It is loaded when first needed.
 
@@ -141,7 +137,7 @@ def load(
         folder, task = reading.folder, reading.task(tokenizer.vocabulary_size)
     reads = model  # the graph that reads texts
     if DECODER_KEY in model.metadata or ENCODER_MASK in model.input_names:
-        reads = find_encoder(model, None if encoder_path is None else Path(encoder_path)) or model
+        reads = find_encoder(model) or model
     require_named_inputs(reads)
     limit, limits = _limits_of(reads, folder, task, tokenizer)
     head = head_for(task, model, folder, tokenizer, representation)
@@ -156,11 +152,11 @@ def load(
     def open_partner(other: ModelFile) -> LoadedModel:
         return load(
             other, model_name=None if folder.route is None else model_name, provider=provider, threads=threads,
-            inter_threads=inter_threads, representation=representation,
+            representation=representation,
         )  # fmt: skip
 
     tell(f"loading {model.path}")
-    session = open_session(model, provider=provider, threads=threads, inter_threads=inter_threads)
+    session = open_session(model, provider=provider, threads=threads)
     return LoadedModel(
         session=session,
         tokenizer=tokenizer,

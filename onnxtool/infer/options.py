@@ -320,7 +320,6 @@ class GenerateOptions(Options):
         stop: texts that end an answer, and are not part of it.
         chat: whether each text is a user message for the tokenizer's chat template; a prompt is the system message.
         seed: random seed for sampling; answers do not depend on the other texts.
-        encoder_path: the encoder of an encoder-decoder, instead of the file named in the decoder.
     """
 
     max_new_tokens: Annotated[
@@ -367,10 +366,6 @@ class GenerateOptions(Options):
         Option("Apply the checkpoint's chat template to each text as a user message; --prompt is the system message."),
     ] = False
     seed: Annotated[int, Option("Random seed for sampling.", minimum=0)] = 0
-    encoder_path: Annotated[
-        OptionalPath,
-        Option("The encoder of an encoder-decoder.", default="the file named in the decoder, next to it"),
-    ] = UNSET
 
     @property
     def asks_for_text(self) -> bool:

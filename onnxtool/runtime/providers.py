@@ -237,9 +237,6 @@ Provider = Annotated[
 
 MAX_THREADS = 1024  # beyond this a number is a typing error; it protects the system's threads
 Threads = Annotated[int, Option("Intra-op threads; 0: one per core.", minimum=0, maximum=MAX_THREADS)]
-InterThreads = Annotated[
-    int, Option("Operators that may run in parallel; 0: sequential.", minimum=0, maximum=MAX_THREADS)
-]
 
 
 class ProviderOptions(Options, kw_only=True):

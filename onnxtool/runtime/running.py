@@ -31,7 +31,6 @@ class Session:
         threads: intra-op threads; by default, the number of cores that this process may use.
         load_ms: time from the file to this session.
         intra_threads: intra-op threads requested from onnxruntime, 0 for its own choice.
-        inter_threads: inter-op threads, likewise.
         memory: the memory that inputs and outputs are bound to, `cpu` or `cuda`, and the number of the device.
         elsewhere: the nodes that the provider leaves to the CPU, as `operator name`.
         notes: notes for the user on where and how the model runs.
@@ -44,7 +43,6 @@ class Session:
     load_ms: float
     _inference: Any
     intra_threads: int = 0
-    inter_threads: int = 0
     memory: tuple[str, int] = ("cpu", 0)
     elsewhere: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -34,7 +34,6 @@ from onnxtool.runtime.providers import (
     PROVIDERS,
     ROWS,
     ExecutionProvider,
-    InterThreads,
     Provider,
     Threads,
     apply_provider,
@@ -77,12 +76,9 @@ def open_session(
     *,
     provider: Provider = "auto",
     threads: Threads = 0,
-    inter_threads: InterThreads = 0,
     frugal: bool = False,
 ) -> Session:
     """Load the model at `path`, or an open one, on `provider` with `threads` intra-op threads (0: all cores).
-
-    With `inter_threads` above one, independent operators run in parallel.
 
     A provider other than the CPU's and CUDA's has to prove itself: unless the file's stamp says that it was verified on
     this provider, in this version and on such hardware, another process first runs the file on it and on the CPU and
@@ -98,7 +94,7 @@ def open_session(
             CPU; there is no silent fallback.
         SessionError: onnxruntime cannot load the model.
     """
-    model, settings = ModelFile.open(path), _Settings(threads, inter_threads, frugal, prove=True)
+    model, settings = ModelFile.open(path), _Settings(threads, frugal, prove=True)
     if model.sizes and model.adapter is None:
         from onnxtool.runtime.sized_session import open_sizes
 
@@ -143,7 +139,6 @@ class _Settings(NamedTuple):
     """
 
     threads: int = 0
-    inter_threads: int = 0
     frugal: bool = False
     exact: bool = True
     prove: bool = False
@@ -194,7 +189,6 @@ def _open(path: ModelPath, provider: str | ExecutionProvider, settings: _Setting
         load_ms,
         inference,
         intra_threads=options.intra_op_num_threads,
-        inter_threads=options.inter_op_num_threads,
         memory=chosen.memory,
         elsewhere=elsewhere,
         notes=notes,
@@ -207,9 +201,6 @@ def _session_options(model: ModelFile, chosen: ExecutionProvider, settings: _Set
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = settings.threads or _threads_to_ask_for()
-    if settings.inter_threads > 1:  # without this mode they would have no effect
-        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
-        options.inter_op_num_threads = settings.inter_threads
     is_frugal = settings.frugal and chosen.row.is_reference
     source: str | bytes = str(model.path)
     if is_frugal:

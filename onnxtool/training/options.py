@@ -133,12 +133,6 @@ class PreparationOptions(Options):
         float | None,
         Option("Clip the joint norm of all gradients to this value.", metavar="X", minimum=0, is_open=True),
     ] = None
-    additional_outputs: Annotated[
-        Many[str],
-        Option(
-            "Another output besides the loss; may be given several times.", name="additional_output", metavar="NAME"
-        ),
-    ] = NOTHING
     output: Annotated[
         OptionalPath,
         Option(
@@ -146,7 +140,6 @@ class PreparationOptions(Options):
         ),
     ] = UNSET
     prefix: Annotated[str, Option("Prepended to each file name.", effect="write")] = ""
-    nominal_checkpoint: Annotated[bool, Option("Also write a checkpoint without values.")] = False
     ort_format: Annotated[bool, Option("Also write .ort files.")] = False
     target: Annotated[
         str | None,

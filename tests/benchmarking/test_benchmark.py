@@ -150,7 +150,6 @@ def test_a_fixed_graph_is_not_timed_as_another_shape(tmp_path: Path, batch_size:
         ({"duration_s": 0.0}, "duration_s"),
         ({"warmup": -1}, "warmup"),
         ({"threads": 100_000}, "threads"),
-        ({"inter_threads": -1}, "inter_threads"),
         ({"batch_sizes": (10**6,)}, "batch_sizes"),
         ({"sequence_lengths": (10**9,)}, "sequence_lengths"),
         ({"batch_sizes": (65_536,), "sequence_lengths": (65_536,)}, "batches of 4294967296 tokens"),

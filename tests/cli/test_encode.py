@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,35 +35,25 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recipe_command(name: str) -> list[str]:
-    """Return the words of the recipe's command that reads the variables of a scheduler."""
-    for kind in ("sh", "yaml"):
-        for block in blocks(RECIPE, kind):
-            for line in block.text.splitlines():
-                words = shlex.split(line.replace(",", " ").replace("[", " ").replace("]", " "), comments=True)
-                if words[-1:] == [name] or f"--part {name}" in line:
-                    return words[words.index("encode") :]
-    raise AssertionError(name)
-
-
-def test_the_jobs_of_a_slurm_array_do_all(folder: Path) -> None:
-    """By the command of the recipe, which may be run twice; then all is merged."""
-    array = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": "2"}
-    for task in ("2", "1", "2"):
-        done = run_onnxtool(folder, *recipe_command("slurm"), **array, SLURM_ARRAY_TASK_ID=task)
+@pytest.mark.parametrize(
+    ("kind", "variable", "count"), [("sh", "SLURM_ARRAY_TASK_ID", 2), ("yaml", "JOB_COMPLETION_INDEX", 16)]
+)
+def test_the_jobs_of_an_array_do_all(folder: Path, kind: str, variable: str, count: int) -> None:
+    """By the recipe's commands, which may be run twice, and there may be more jobs than splits; then all is merged."""
+    (command,) = [
+        line.split("sh, -c, ")[-1].strip('"[] ')
+        for block in blocks(RECIPE, kind)
+        for line in block.text.splitlines()
+        if variable in line
+    ]
+    for job in (*range(1, count), 0, 1):
+        variables = {**os.environ, variable: str(job), "SLURM_ARRAY_TASK_COUNT": str(count)}
+        part = subprocess.check_output(["sh", "-c", f"echo {command}"], env=variables, text=True).split()
+        done = run_onnxtool(folder, *part[1:])
         assert done.returncode == 0, done.stderr
     assert json_of(run_onnxtool(folder, *STATUS))["to_do"] == ""
     assert run_onnxtool(folder, "encode", "merge", "--output", "vectors/").returncode == 0
     assert json_of(run_onnxtool(folder, *STATUS))["merged"]
-
-
-def test_the_pods_of_an_indexed_job_do_all(folder: Path) -> None:
-    """There may be more of them than splits."""
-    for pod in range(4):
-        variables = {"JOB_COMPLETION_INDEX": str(pod), "JOB_COMPLETIONS": "4"}
-        done = run_onnxtool(folder, *recipe_command("kubernetes"), **variables)
-        assert done.returncode == 0, done.stderr
-    assert json_of(run_onnxtool(folder, *STATUS))["num_done"] == 3
 
 
 def test_missing_splits_and_variables_are_errors_with_a_way_out(folder: Path) -> None:
@@ -71,10 +62,7 @@ def test_missing_splits_and_variables_are_errors_with_a_way_out(folder: Path) ->
     assert json_of(run_onnxtool(folder, *part, ONNXTOOL_ENCODE_PART_SPLITS="2"))["splits"] == "2"
     merged = run_onnxtool(folder, "encode", "merge", "--output", "vectors/", "--quiet")
     assert (merged.returncode, merged.stderr) == (1, "splits to do: 0-1\n")
-    for arguments, reason in (
-        (("--part", "slurm"), "SLURM_ARRAY_TASK_ID is not set"),
-        (("--splits", "0-9"), "there is no split 9"),
-    ):
+    for arguments, reason in ((("--part", "17/16"), "is not a part"), (("--splits", "0-9"), "there is no split 9")):
         failed = run_onnxtool(folder, *part, *arguments)
         assert (failed.returncode, reason in failed.stderr) == (1, True), failed.stderr
     assert json_of(run_onnxtool(folder, *part, "--splits", "0, 1-2"))["num_encoded_splits"] == 2

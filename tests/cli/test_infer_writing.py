@@ -85,7 +85,6 @@ def test_what_is_written_is_streamed_to_stdout_and_nothing_else(t5: Path) -> Non
         (("--task", "query"), 2, "--task query does not apply"),
         (("--representation", "dense"), 2, "--representation dense does not apply"),
         (("--stop", ""), 1, "one of the texts that end an answer is empty"),
-        (("--encoder_path", "none.onnx"), 1, "is not there: none.onnx"),
         (("--benchmark", "--max_new_tokens", "3"), 2, "leave out --max_new_tokens"),
     ],
 )

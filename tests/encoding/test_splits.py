@@ -161,26 +161,12 @@ def test_an_id_is_a_part_of_what_identifies_a_text() -> None:
     assert len({Document(name, text, "c.jsonl", 1).digest for name, text in texts}) == 3
 
 
-def test_an_array_of_jobs_says_which_part() -> None:
-    """An array need not begin at 0, nor count by one; Kubernetes counts from 0."""
-    slurm = {"SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_STEP": "2"}
-    found = [parse_part("slurm", {**slurm, "SLURM_ARRAY_TASK_ID": str(task)}) for task in (5, 7, 9)]
-    assert found == [(0, 3), (1, 3), (2, 3)]
-    for task in ("4", "6", "11", "x"):
-        with pytest.raises(InputError):
-            parse_part("slurm", {**slurm, "SLURM_ARRAY_TASK_ID": task})
-    kubernetes = {"JOB_COMPLETION_INDEX": "0", "JOB_COMPLETIONS": "4"}
-    assert parse_part("kubernetes", kubernetes) == (0, 4)
-    for missing in kubernetes:
-        present = {name: value for name, value in kubernetes.items() if name != missing}
-        with pytest.raises(InputError, match=f"{missing} is not set"):
-            parse_part("kubernetes", present)
-    with pytest.raises(InputError, match="SLURM_ARRAY_TASK_ID is not set"):
-        parse_part("slurm", {})
-    assert parse_part("2/7", {}) == (1, 7)
+def test_a_part_is_its_number_and_how_many_there_are() -> None:
+    """Numbers begin at 1; whatever else is written is refused."""
+    assert parse_part("2/7") == (1, 7)
     for wrong in ("0/3", "4/3", "1", "a/b", "1/0", "", "1/2/3", "-1/3"):
         with pytest.raises(InputError, match="is not a part"):
-            parse_part(wrong, {})
+            parse_part(wrong)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 20])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import onnxtool.runtime.session as session_module
 from onnxtool.errors import SessionError
 from onnxtool.runtime.running import Session
 from onnxtool.runtime.session import open_session
@@ -48,24 +47,3 @@ def test_inputs_that_do_not_run_are_an_error_of_ours(session: Session) -> None:
     """With the shapes that were given."""
     with pytest.raises(SessionError, match=r"cannot run .*model\.onnx on input_ids \[1, 1, 1\]"):
         session.bind({"input_ids": np.zeros((1, 1, 1), np.int64)})
-
-
-def test_operators_run_at_once_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads between operators do nothing in onnxruntime's sequential mode, so the mode is set as well."""
-    import onnxruntime as ort
-
-    asked: list[Any] = []
-    real = ort.InferenceSession
-
-    def watched(source: Any, options: Any, **settings: Any) -> Any:
-        asked.append(options)
-        return real(source, options, **settings)
-
-    monkeypatch.setattr(ort, "InferenceSession", watched)
-    path = TinyModel(table(15, 4), "logits").write(tmp_path / "model.onnx")
-    opened = session_module.open_session(path, provider="cpu", threads=1, inter_threads=2)
-    plain = session_module.open_session(path, provider="cpu", threads=1)
-    assert asked[0].execution_mode == ort.ExecutionMode.ORT_PARALLEL
-    assert (asked[0].inter_op_num_threads, opened.inter_threads) == (2, 2)
-    assert asked[1].execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
-    assert (plain.inter_threads, plain.intra_threads) == (0, 1)

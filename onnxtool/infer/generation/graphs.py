@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ _CACHE = "past"
 _TEXT_INPUTS = (IDS, MASK, "token_type_ids")
 
 
-def find_encoder(decoder: ModelFile, path: Path | None = None) -> ModelFile | None:
-    """Open the encoder of `decoder`, at `path` or the location stated in the decoder; None for a graph without one.
+def find_encoder(decoder: ModelFile) -> ModelFile | None:
+    """Open the encoder that a decoder names; None for a graph without one.
 
     Raises:
         InputError: it is missing, belongs to another model, or `decoder` is itself an encoder.
@@ -37,11 +36,11 @@ def find_encoder(decoder: ModelFile, path: Path | None = None) -> ModelFile | No
         )
     if not any(info.name == ENCODER_MASK for info in decoder.structure.inputs):
         return None
-    path = path or decoder.path.with_name(decoder.plain_name(ENCODER_KEY) or f"{decoder.path.stem}-encoder.onnx")
+    path = decoder.path.with_name(decoder.plain_name(ENCODER_KEY) or f"{decoder.path.stem}-encoder.onnx")
     if not path.is_file():
         raise InputError(
             f"the encoder of {decoder.path} is not there: {path}",
-            "keep both files of an encoder-decoder in one folder, or pass --encoder_path",
+            "keep both files of an encoder-decoder in one folder, under the names that they were exported with",
         )
     encoder = ModelFile.open(path)
     _require_own(encoder, decoder)

@@ -62,7 +62,7 @@ _BOUNDS = {
 # transformers' built-in decoding modes, with their names in reports.
 _SEARCHES = {"greedy_search": "greedy", **{name: name for name in ("sample", "beam_search", "beam_sample")}}
 # Options that override the settings of the same name.
-_OVER = frozenset(GenerateOptions.__annotations__) - {"decoding", "stop", "chat", "seed", "encoder_path"}
+_OVER = frozenset(GenerateOptions.__annotations__) - {"decoding", "stop", "chat", "seed"}
 _FOR_SAMPLES = ("temperature", "top_p", "top_k", "seed")
 # The session manages the cache, and only tokens are returned.
 _FIXED = {
@@ -93,9 +93,7 @@ class Writer:
             model = replace(model, chats=Chats(ChatTemplate.for_answers(model.folder), model.tokenizer))
         self._model, self._seed = model, options.seed
         graph = model.session.model
-        encoder = find_encoder(graph, options.encoder_path)
-        if encoder is None and options.encoder_path is not None:
-            raise InputError(f"--encoder_path was passed, but {graph.path} has no encoder", "leave --encoder_path out")
+        encoder = find_encoder(graph)
         limit = None if model.limit is None else model.limit.tokens
         self._longest = limit if encoder is None else graph.metadata_number(MAX_DECODER_LENGTH_KEY)
         first = None
@@ -457,14 +455,7 @@ def load_writer(
     Raises:
         OnnxtoolError: as for `onnxtool.infer.load`; or the model cannot generate, or has unsupported settings.
     """
-    model = load(
-        model_path,
-        model_name=model_name,
-        provider=provider,
-        threads=threads,
-        encoder_path=options.encoder_path,
-    )
-    return Writer(model, options)
+    return Writer(load(model_path, model_name=model_name, provider=provider, threads=threads), options)
 
 
 @checked

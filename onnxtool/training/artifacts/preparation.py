@@ -152,8 +152,6 @@ def _artifact_options(
         artifact_directory=_folder(options),
         prefix=options.prefix,
         ort_format=options.ort_format,
-        additional_output_names=options.additional_outputs,
-        nominal_checkpoint=options.nominal_checkpoint,
         require_all=options.require_all,
         target=None if options.target is None else TrainingTarget(options.target),
         force=options.force,
