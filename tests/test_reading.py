@@ -223,7 +223,7 @@ ELSEWHERE = {
     },
     "ONNX models, by the wire reader and once it has read them": {
         "model_file/wire/protobuf.py": {"open"},
-        "runtime/placement.py": {"InferenceSession"},
+        "runtime/environment.py": {"InferenceSession"},
         "runtime/probation.py": {"InferenceSession"},
         "runtime/session.py": {"InferenceSession"},
         "summary/duplicates.py": {"open"},

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.runtime.nesting import is_nested, is_part
-from onnxtool.runtime.running import Session
+from onnxtool.runtime.running import Session, is_nested, is_part
 from onnxtool.runtime.timing import interval_of_median
 
 Floats = NDArray[np.float64]

@@ -41,7 +41,7 @@ def command(options: PlacementOptions, *, result: Result) -> int:
 
 
 def _place(path: Path, provider: str | None, result: Result) -> int:
-    from onnxtool.runtime.placement import find_placement
+    from onnxtool.runtime.environment import find_placement
 
     found = find_placement(ModelFile.open(path), provider)
     asked = "asked of the provider" if found.asked else "from documentation, not asked of the provider"

@@ -28,8 +28,8 @@ from onnxtool.reading import open_regular
 from onnxtool.reports import Dimension, TensorInfo
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
-from onnxtool.runtime.nesting import is_nested, is_part
 from onnxtool.runtime.recipes import InputStamp, Recipe, make_feeds
+from onnxtool.runtime.running import is_nested, is_part
 from onnxtool.runtime.signature import (
     FLOATS,
     IDS,

@@ -29,7 +29,7 @@ from onnxtool.model_file.metadata import SIZES_KEY
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.report import OptimizeReport
 from onnxtool.runtime import made_files
-from onnxtool.runtime.placement import find_placement
+from onnxtool.runtime.environment import find_placement
 from onnxtool.runtime.session import open_session
 from onnxtool.runtime.sizes import best_batches
 from tests.cli.entry_point import json_of, run_onnxtool
