@@ -244,10 +244,10 @@ def _reading_ids(file: ModelFile, folder: Path) -> ModelFile:
 def _compare(file: ModelFile, source: ModelFile, options: VerifyOptions, folder: Path) -> Verification:
     """Compare two files; `folder` is for scratch."""
     _require_same_signature(file, source)
-    from onnxtool.checkpoint.pruning import stored_of
+    from onnxtool.checkpoint.pruning import Pruning
     from onnxtool.graph.shapes import find_turns
     from onnxtool.model_file.weights import load_model
-    from onnxtool.optimize.stored_vectors import take_off
+    from onnxtool.optimize.pruned_output import take_off
     from onnxtool.optimize.verification import Original
     from onnxtool.runtime.session import find_provider, prove_elsewhere
 
@@ -255,10 +255,10 @@ def _compare(file: ModelFile, source: ModelFile, options: VerifyOptions, folder:
     if not provider.row.is_reference:  # it may die of a graph: another process runs it there first
         prove_elsewhere(file, provider, is_trial=True)
     graph = load_model(source.path)
-    storage = take_off(graph, source)
+    pruned = take_off(graph, source)
     with ExitStack() as stack:
         # Vectors that the reference stores as codes, or prunes, are compared before that.
-        original_file = source if storage is None else stack.enter_context(scratch_file(graph, folder))
+        original_file = source if pruned is None else stack.enter_context(scratch_file(graph, folder))
         original = Original(
             source,
             original_file,
@@ -268,7 +268,7 @@ def _compare(file: ModelFile, source: ModelFile, options: VerifyOptions, folder:
             given=options.given,
         )
         del graph
-        return original.run().compare(file, options.tolerance, stored_of(file))
+        return original.run().compare(file, options.tolerance, Pruning.of_model(file))
 
 
 def _compare_with_checkpoint(file: ModelFile, reference: str, options: VerifyOptions) -> Verification:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.pooling_module import Builder, Floats, Value
 from onnxtool.checkpoint.pooling_modules import normalize
-from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.sparse_modules import LargestTerms
 from onnxtool.checkpoint.vector_types import POOL_FACTOR, parse_pruning
 from onnxtool.errors import InputError, OptionError, imported
@@ -26,6 +25,7 @@ from onnxtool.model_file.metadata import PRUNE_KEY
 
 COUNTS = ("top_k", "max_active_dims")
 _IN_GRAPH = (*COUNTS, "max_ratio", "abs_value")
+WHOLE = "onnxtool.vectors.floats"  # name of a graph's weights before it prunes them
 _PROTECTED = 1  # leading tokens that are never merged, as in sentence-transformers: [CLS]
 
 
@@ -41,8 +41,6 @@ class Pruning:
     rule: str
     number: float
 
-    numbers_of_a_column: ClassVar[int] = 1
-    dtype: ClassVar[None] = None  # that of the weights
     output: ClassVar[str] = "sparse"  # of a graph, with the weights
 
     @classmethod
@@ -164,10 +162,6 @@ class Pruning:
             least = build.op("Mul", build.reduce("ReduceMax", value, keepdims=1), least)
         return build.op("Where", build.op("Less", value, least), build.number(0.0), value)
 
-    def columns(self, width: int) -> int:
-        """Return the width of the pruned vectors, which is the same."""
-        return width
-
     def nearest(self, pruned: NDArray[np.floating], weights: Floats) -> Floats:
         """Return the weights closest to `weights` among all that are pruned to `pruned`: float [N, V].
 
@@ -204,16 +198,3 @@ class Pruning:
             np.add.at(sums, places, merged)
             vectors = np.concatenate([vectors[:_PROTECTED], sums / np.bincount(places)[:, None].astype(np.float32)])
         return np.asarray(normalize(vectors), np.float32)
-
-
-# How a graph gives vectors otherwise than its head computes them.
-Stored = VectorType | Pruning
-
-
-def stored_of(model: ModelFile) -> Stored | None:
-    """Return how the graph of a model stores or prunes its vectors; None for as computed.
-
-    Raises:
-        InputError: the metadata is malformed.
-    """
-    return VectorType.of_model(model) or Pruning.of_model(model)

@@ -1,29 +1,25 @@
-"""Stored vectors: embeddings quantized to codes of 256 steps or to bits, and their similarities.
+"""Stored vectors: embeddings quantized to codes of 256 steps or to bits.
 
-Matches `quantize_embeddings` of sentence-transformers 6.2 bit for bit, in NumPy and in a graph.
+Matches `quantize_embeddings` of sentence-transformers 6.2 bit for bit.
 
 Shape letters: N vectors, W numbers per vector, C stored columns.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxtool.checkpoint.pooling_module import Builder, Floats, Value
-from onnxtool.checkpoint.pooling_modules import normalize
+from onnxtool.checkpoint.pooling_module import Floats
 from onnxtool.checkpoint.vector_types import BITS, CODES, VECTOR_TYPES, check_ranges_options
 from onnxtool.errors import InputError, first_line
-from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import RANGES_KEY, VECTORS_KEY
 from onnxtool.options import Option, StrPath, checked
-from onnxtool.reading import load_array, parse_json, read_json
+from onnxtool.reading import load_array, read_json
 from onnxtool.reports import Json
 
 # float32 [2, W]: the minimum and maximum of each number.
@@ -31,18 +27,14 @@ Ranges = NDArray[np.float32]
 RangesLike = StrPath | NDArray[np.float32]
 StoredAs = Annotated[str, Option(choices=VECTOR_TYPES)]
 
-FLOATS = f"{VECTORS_KEY}.floats"  # name of a graph's vectors before quantization
-
 FEWEST_FOR_RANGES = 100  # vectors; with fewer, sentence-transformers warns
 
 _STEPS = 255
 _ZERO_OF_INT8 = 128  # offset from uint8 to int8
-_POWERS = (128, 64, 32, 16, 8, 4, 2, 1)  # the first number of eight is the highest bit, as numpy.packbits has it
 _DTYPES = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "uint8"} | {
     "binary": "int8",
     "ubinary": "uint8",
 }
-_TENSOR_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "float16": 10}  # TensorProto.DataType
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +48,6 @@ class VectorType:
 
     name: str
     ranges: Ranges | None = None
-
-    output: ClassVar[None] = None  # any that has its dtype
 
     @classmethod
     def of(cls, name: str, ranges: Ranges | None = None) -> VectorType:
@@ -75,26 +65,6 @@ class VectorType:
                 f"ranges were passed, but vectors stored as {name} have none", f"they are for {' and '.join(CODES)}"
             )
         return cls(name, ranges)
-
-    @classmethod
-    def of_model(cls, model: ModelFile) -> VectorType | None:
-        """Return the storage type of a model's output vectors; None if its metadata does not state one.
-
-        Raises:
-            InputError: the metadata is malformed.
-        """
-        name = model.metadata.get(VECTORS_KEY)
-        if name is None:
-            return None
-        stored = model.metadata.get(RANGES_KEY)
-        label = f"the metadata {RANGES_KEY} of {model.path}"
-        return cls.of(name, None if stored is None else _parse_ranges(stored, label))
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The metadata read by `of_model`."""
-        ranges = {} if self.ranges is None else {RANGES_KEY: json.dumps(numbers_of(self.ranges))}
-        return {VECTORS_KEY: self.name, **ranges}
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -178,67 +148,6 @@ class VectorType:
         places = codes + (128.5 if self.name == "int8" else 0.5)
         return np.asarray(low + places * ((high - low) / _STEPS), np.float32)
 
-    def build(self, build: Builder, value: Value) -> Value:
-        """Append the quantization to a graph: `value` is [N, W], of the builder's dtype."""
-        dtype = _TENSOR_TYPES[str(self.dtype)]
-        if self.ranges is not None:
-            starts, steps = (
-                build.weight(array, f"{VECTORS_KEY}.{name}")
-                for array, name in zip(_starts_and_steps(self.ranges), ("starts", "steps"), strict=True)
-            )
-            codes = build.op("Floor", build.op("Div", build.op("Sub", value, starts), steps))
-            codes = build.op("Clip", codes, build.number(0.0), build.number(float(_STEPS)))
-        elif self.name in BITS:
-            # A product and a sum instead of a MatMul, which quantization would treat as a layer.
-            bits = build.cast(build.op("Greater", value, build.number(0.0)))
-            eights = build.op("Reshape", bits, build.integers(0, -1, len(_POWERS)))
-            powers = build.weight(np.array(_POWERS, np.float32), f"{VECTORS_KEY}.powers")
-            codes = build.reduce("ReduceSum", build.op("Mul", eights, powers), axis=2)
-        else:
-            return build.op("Cast", value, to=dtype)
-        if self.name in ("int8", "binary"):
-            codes = build.op("Sub", codes, build.number(float(_ZERO_OF_INT8)))
-        return build.op("Cast", codes, to=dtype)
-
-    def nearest(self, codes: NDArray[Any], vectors: Floats) -> Floats:
-        """Return the vectors closest to `vectors` among all that are stored as `codes`: float [N, W].
-
-        If a rounding error moves a number across the edge of a step, its code changes, and the closest vector is as far
-        away as the error is large. So codes are compared with the vectors they are made from.
-        """
-        if self.name in BITS:
-            raw = codes if self.name == "ubinary" else codes.view(np.uint8) + np.uint8(_ZERO_OF_INT8)
-            is_set = np.unpackbits(raw, axis=-1).astype(bool)
-            return np.where(is_set, np.maximum(vectors, 0), np.minimum(vectors, 0))
-        if self.ranges is None:
-            below, above = (np.nextafter(codes, self.dtype.type(to)).astype(np.float64) for to in (-np.inf, np.inf))
-            exact = codes.astype(np.float64)
-            return np.clip(vectors, (exact + below) / 2, (exact + above) / 2)
-        starts, steps = (array.astype(np.float64) for array in _starts_and_steps(self.ranges))
-        places = codes.astype(np.float64) + (_ZERO_OF_INT8 if self.name == "int8" else 0)
-        # The first and last steps have no outer edge: values beyond are clipped to them.
-        low = np.where(places == 0, -np.inf, starts + places * steps)
-        high = np.where(places == _STEPS, np.inf, starts + (places + 1) * steps)
-        return np.clip(vectors, low, high)
-
-    def similarities(self, codes: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the similarity of each pair of N stored vectors, float64 [N, N]: the cosine of codes or signs."""
-        if self.name in BITS:
-            signs = self.restore(codes).astype(np.float64)
-            return np.asarray(signs @ signs.T / signs.shape[1])
-        unit = normalize(codes.astype(np.float64))
-        return np.asarray(np.clip(unit @ unit.T, -1.0, 1.0))
-
-    @property
-    def note(self) -> str:
-        """Explain the similarities of stored vectors; empty for floats."""
-        if self.name in BITS:
-            return f"the vectors are {self.name}: similarities are cosines of signs, 1 - 2 * Hamming distance / numbers"
-        if self.name in CODES:
-            offset = "; all codes are positive, so that they lie close to 1" if self.name == "uint8" else ""
-            return f"the vectors are {self.name}: similarities are cosines of the codes{offset}"
-        return ""
-
     def describe(self, width: int) -> dict[str, Json]:
         """Describe the storage of vectors of W = `width` numbers as JSON."""
         found: dict[str, Json] = {"as": self.name, "dtype": str(self.dtype), "dimensions": width}
@@ -262,10 +171,9 @@ def restore_vectors(
     Bits become -1 and 1. `quantize_embeddings` of sentence-transformers maps the result back to the same codes.
 
     Args:
-        stored: vectors from `encode`, a corpus or a graph with `vectors_as`, per text or token; also lists of numbers.
+        stored: vectors from `encode` or a corpus with `vectors_as`, per text or token; also lists of numbers.
         vectors_as: the storage type: float32, float16, int8, uint8, binary or ubinary.
-        ranges: the ranges used to store int8 and uint8: float32 [2, W]; or a file: a .npy, the manifest of a corpus, or
-            an ONNX file whose graph quantizes its vectors.
+        ranges: the ranges used to store int8 and uint8: float32 [2, W]; or a file: a .npy, or the manifest of a corpus.
 
     Raises:
         InputError: the vectors do not match the type, or ranges are missing, superfluous or malformed.
@@ -320,8 +228,7 @@ def check_ranges(ranges: object, label: str) -> Ranges:
 def _bad_ranges(label: str, reason: str) -> InputError:
     return InputError(
         f"{label} {reason}",
-        "pass a .npy with the minimum and the maximum of each number, the manifest of an encoded corpus, or a file "
-        "that was exported with --vectors_as",
+        "pass a .npy with the minimum and the maximum of each number, or the manifest of an encoded corpus",
     )
 
 
@@ -355,16 +262,11 @@ def few_vectors(count: int) -> str:
 
 
 def read_ranges(path: Path) -> Ranges:
-    """Read ranges from a .npy file, the manifest of a corpus, or a graph that quantizes its vectors.
+    """Read ranges from a .npy file, or from the manifest of a corpus.
 
     Raises:
         InputError: the file cannot be read, is not one of these, or holds no valid ranges.
     """
-    if path.suffix == ".onnx":
-        of_graph = VectorType.of_model(ModelFile.open(path))
-        if of_graph is None or of_graph.ranges is None:
-            raise _bad_ranges(str(path), "stores no codes with ranges")
-        return of_graph.ranges
     try:
         if path.suffix == ".json":
             return _of_manifest(read_json(path), path)
@@ -383,14 +285,6 @@ def _of_manifest(content: Json, path: Path) -> Ranges:
     if found is None:
         raise _bad_ranges(str(path), "is not the manifest of a corpus whose vectors have ranges")
     return check_ranges(found, f"the ranges in {path}")
-
-
-def _parse_ranges(text: str, label: str) -> Ranges:
-    try:
-        content = parse_json(text)
-    except ValueError as error:
-        raise _bad_ranges(label, f"is not JSON: {first_line(error)}") from None
-    return check_ranges(content, label)
 
 
 def numbers_of(array: NDArray[np.float32]) -> Json:

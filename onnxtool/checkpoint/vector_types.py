@@ -87,8 +87,8 @@ VectorsAs = Annotated[
 RangesFile = Annotated[
     OptionalPath,
     Option(
-        "The range of each dimension, for int8 and uint8: a .npy with minima and maxima, [2, dimensions], the "
-        "manifest of a corpus with such vectors, or an ONNX file whose graph quantizes them."
+        "The range of each dimension, for int8 and uint8: a .npy with minima and maxima, [2, dimensions], or the "
+        "manifest of a corpus with such vectors."
     ),
 ]
 Calibrated = Annotated[

@@ -37,7 +37,6 @@ from onnxtool.encoding.sources import (
 from onnxtool.encoding.splits import SplitWindows, Window, WindowLimits, split_corpus
 from onnxtool.errors import InputError
 from onnxtool.infer.chats import CUT, LongTexts
-from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import VectorForm, VectorHead
 from onnxtool.infer.loading import LoadedModel, load_as
 from onnxtool.infer.pictures import PictureModel, load_pictures
@@ -137,8 +136,7 @@ def _form(model: CorpusModel, options: VectorOptions) -> tuple[VectorForm, dict[
         else model.encode([_SAMPLE], prompt=options.prompt, task=model.task_of(options.text_task))
     )
     of, array = ("tokens", sample.vectors) if isinstance(sample, TokenVectors) else ("texts", sample)
-    given = head.stored if isinstance(head, Embeddings) else None
-    stored = form.stored or given or VectorType(str(array.dtype))
+    stored = form.stored or VectorType(str(array.dtype))
     return form, {"of": of, **stored.describe(array.shape[1] * stored.numbers_of_a_column)}, notes
 
 

@@ -42,7 +42,6 @@ from onnxtool.evaluation.pruning import Cut, PrunedSearch
 from onnxtool.evaluation.report import Sizes, Terms
 from onnxtool.evaluation.search import Best, Run, require_different
 from onnxtool.infer.chats import LongTexts
-from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.loading import LoadedModel, load
@@ -339,7 +338,6 @@ class OnnxVectors(VectorSystem):
         self.kind = SPARSE if model.is_sparse else LATE_INTERACTION if model.is_late_interaction else DENSE
         self.similarity = _similarity(model)
         head = model.head
-        self._stored = head.stored if isinstance(head, Embeddings) else None
         self.reading_notes = (
             *model.reading_notes,
             *([head.note] if isinstance(head, VectorHead) and head.note else ()),
@@ -352,10 +350,8 @@ class OnnxVectors(VectorSystem):
 
     def encode_queries(self, texts: Sequence[str]) -> Any:
         """Return vectors of texts, with the checkpoint's prompt and limit for queries."""
-        return self._restored(
-            self._model.encode(
-                texts, task=QUERY, dimensions=self._options.dimensions, keep_special=self._options.keep_special
-            )
+        return self._model.encode(
+            texts, task=QUERY, dimensions=self._options.dimensions, keep_special=self._options.keep_special
         )
 
     @property
@@ -365,7 +361,7 @@ class OnnxVectors(VectorSystem):
 
     def encode_documents(self, texts: Sequence[str]) -> Any:
         """Return vectors of texts, with the checkpoint's prompt and limit for documents."""
-        return self._restored(self._documents.encode(texts, task="document"))
+        return self._documents.encode(texts, task="document")
 
     def shards(self, collection: Collection, rejects: Counter[str]) -> Iterator[Shard]:
         """Yield vectors of documents, encoding those that are not cached."""
@@ -411,13 +407,9 @@ class OnnxVectors(VectorSystem):
             self.note = f"{num_long} documents are longer than the model takes, and cut; --long window reads each whole"
         try:
             for shard in read_shards(folder, self._documents.tokenizer.vocabulary):
-                restored = shard._replace(vectors=self._restored(shard.vectors))
-                yield by_document(restored) if options.long == "window" else restored
+                yield by_document(shard) if options.long == "window" else shard
         except InputError as error:
             raise InputError(error.message, f"remove {folder}, or pass another --cache") from error
-
-    def _restored(self, vectors: Any) -> Any:
-        return vectors if self._stored is None else self._stored.restore(vectors)
 
     def _key(self, collection: Collection, options: CorpusOptions) -> str:
         """Name the folder of vectors after the contents of their inputs."""

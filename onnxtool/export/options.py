@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.checkpoint.vector_types import (
-    Calibrated,
     Dimensions,
     PruneInGraph,
-    RangesFile,
-    VectorsAs,
-    check_ranges_options,
 )
 from onnxtool.errors import ExportError, OptionError
 from onnxtool.export.targets import TARGET_NAMES, TARGETS
@@ -84,9 +80,6 @@ class ExportOptions(Options):
         max_error: upper bound on 1 - cosine of an output in int8 and int4; None for 0.01.
         dimensions: number of leading dimensions of an embedding to keep; None for all.
         route: the modules that a Router has for some of its texts, by name.
-        vectors_as: the storage type of embeddings, one of VECTOR_TYPES; None for as computed.
-        ranges: a file with the range of each number, for int8 and uint8.
-        calibration: texts to measure these ranges on, instead of that file.
         adapters: folders or ids of PEFT adapters that the file can run with, beside its base.
         prune: as of `optimize`, like `sizes`.
         keep_raw: also keep the output that the head reads.
@@ -155,9 +148,6 @@ class ExportOptions(Options):
             default="the checkpoint's default prompt",
         ),
     ] = None
-    vectors_as: VectorsAs = None
-    ranges: RangesFile = UNSET
-    calibration: Calibrated = UNSET
     route: Annotated[
         str | None,
         Option(
@@ -221,7 +211,6 @@ class ExportOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges_options(self.vectors_as, self.ranges, self.calibration)
         if self.max_error is not None and not self.precisions:
             raise OptionError("--max_error bounds the files of --precisions, which names none", "leave it out")
         target = TARGETS[self.target]

@@ -31,7 +31,7 @@ from onnxtool.export.heads.choice import (
     choose_side_head,
     expanding_token,
 )
-from onnxtool.export.heads.head import Head, choose_storage
+from onnxtool.export.heads.head import Head
 from onnxtool.export.lengths import Lengths
 from onnxtool.export.modalities.finding import (
     Side,
@@ -146,7 +146,7 @@ class Request:
         target = TARGETS[options.target]
         if options.task not in _WITH_CACHE:
             check_head(options.head, options.task)
-        given = [f"--{name}" for name in ("keep_raw", "dimensions", "vectors_as") if getattr(options, name)]
+        given = [f"--{name}" for name in ("keep_raw", "dimensions") if getattr(options, name)]
         if not target.takes_any_graph and given:
             raise TargetError(
                 f"the target {target.name} decides on what the graph gives, and {' and '.join(given)} was passed as "
@@ -172,7 +172,6 @@ def find_requests(options: ExportOptions) -> tuple[Request, ...]:
     The first gets the output's name, and the other one appends what it reads: NAME.onnx and NAME-query.onnx.
 
     Raises:
-        ExportError: number ranges would be measured separately for each side, and differ.
         OnnxtoolError: the checkpoint cannot be found or read, or an output exists.
     """
     request = Request.of(options)
@@ -180,12 +179,6 @@ def find_requests(options: ExportOptions) -> tuple[Request, ...]:
     routes = {modules.route_of[role]: role for role in _ROLES if role in modules.route_of}
     if len(routes) < len(_ROLES) or not modules.routes or not request.target.takes_any_graph:
         return (request,)
-    if options.calibration is not None:
-        raise ExportError(
-            "--calibration measures the range of each number, and queries and documents of this checkpoint have "
-            "separate encoders: their codes could not be compared",
-            "export one route with --calibration, and both with --ranges",
-        )
     first = modules.route_of.get("", "")
     first = first if first in routes else modules.route_of["document"]
     outputs = {first: graph}
@@ -435,11 +428,6 @@ def _refuse_for_pictures(request: Request) -> None:
         raise TargetError(
             f"the target {request.target.name} takes no side of an encoder of images", "leave --target out"
         )
-    if request.options.vectors_as is not None:
-        raise ExportError(
-            "--vectors_as was passed for an encoder of images, whose vectors are compared as floats",
-            "leave it out; store a corpus of images with `onnxtool infer --output FOLDER/ --vectors_as`",
-        )
 
 
 def _plan_single_call(subject: _Subject) -> Plan:
@@ -460,13 +448,10 @@ def _plan_single_call(subject: _Subject) -> Plan:
         choice = _choose_head(subject, signature)
     head, reasons = choice.head, tuple(filter(None, [choice.why, beside]))
     states = _choose_states(subject, head, specification)
-    if head is not None and head.name == "embedding" and options.vectors_as is not None:
-        stored, few = choose_storage(options, subject.model, head, modality, request.source)
-        head, reasons = head.stored_as(stored, signature), reasons + few
     if options.prune is not None:
         pruning = Pruning.in_graph(options.prune)
         if head is not None and head.output == pruning.output:
-            head = replace(head, stored=pruning)
+            head = replace(head, pruning=pruning)
         if specification is not None:
             specification = specification.told(pruning, in_graph=head is not None)
     attention = attention_of(subject.model)
@@ -507,11 +492,6 @@ def _refuse_unused(subject: _Subject, plan: Plan) -> None:
     if options.dimensions is not None and (head is None or head.name != "embedding"):
         raise ExportError(
             "--dimensions keeps a part of an embedding, but this graph computes none", "leave --dimensions out"
-        )
-    if options.vectors_as is not None and (head is None or head.name != "embedding"):
-        raise ExportError(
-            "--vectors_as stores the numbers of one embedding for each text, but this graph computes none",
-            "leave --vectors_as out; store token vectors with `onnxtool infer --output FOLDER/ --vectors_as`",
         )
     is_told = specification is not None and specification.pruning is not None
     if options.prune is not None and not is_told and (head is None or head.name != "splade"):

@@ -87,7 +87,7 @@ class SingleCallPipeline:
         tidy(graph, signature, model)
         if head is not None:
             append_head(graph, head, keep_raw=self.keep_raw)
-            graph.metadata_props.update({} if head.stored is None else head.stored.metadata)
+            graph.metadata_props.update({} if head.pruning is None else head.pruning.metadata)
         if isinstance(self.modality, PageInputs):
             graph.metadata_props.update(self.modality.metadata)
         return (graph,)
@@ -200,7 +200,7 @@ class SingleCallPipeline:
                 }
             )
 
-        verification = verify(run, reference, tolerance, None if self.head is None else self.head.stored)
+        verification = verify(run, reference, tolerance, None if self.head is None else self.head.pruning)
         require_passed(
             verification,
             "try the other --exporter; --no_verify keeps the file despite the error, and onnxtool verify FILE "

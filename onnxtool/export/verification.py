@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.folder import find_checkpoint_folder
-from onnxtool.checkpoint.pruning import stored_of
+from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.errors import CheckpointError, ExportError, ModelFileError, VerificationError
 from onnxtool.export.lengths import WORK, Lengths
 from onnxtool.export.modalities.modality import SEQUENCE
@@ -330,7 +330,7 @@ def _job_of(file: ModelFile, options: ExportOptions) -> Job:
         own = OwnTokenizer(job.tokenizer, source.model_name, source.sentence_modules.adds_special_tokens)
         texts, way = hard_texts(job.tokenizer), "compare it with the checkpoint that it was made from"
         own.check("the file's tokenizer", read_folder(find_checkpoint_folder(file)), texts, way)
-    return _with_storage(job, file)
+    return _with_pruning(job, file)
 
 
 def _stamped(file: ModelFile) -> dict[str, Any]:
@@ -360,12 +360,12 @@ def _stamped(file: ModelFile) -> dict[str, Any]:
     return found | {name: value for name, value in chosen.items() if name in known}
 
 
-def _with_storage(job: Job, file: ModelFile) -> Job:
-    """Make the head store or prune vectors as the file does, which is stamped and not in any option."""
-    stored, pipeline = stored_of(file), job.plan.pipeline
-    if stored is None or not isinstance(pipeline, SingleCallPipeline) or pipeline.head is None:
+def _with_pruning(job: Job, file: ModelFile) -> Job:
+    """Make the head prune vectors as the file does, which is stamped and not in any option."""
+    pruning, pipeline = Pruning.of_model(file), job.plan.pipeline
+    if pruning is None or not isinstance(pipeline, SingleCallPipeline) or pipeline.head is None:
         return job
-    pipeline = replace(pipeline, head=replace(pipeline.head, stored=stored))
+    pipeline = replace(pipeline, head=replace(pipeline.head, pruning=pruning))
     return replace(job, plan=replace(job.plan, pipeline=pipeline))
 
 

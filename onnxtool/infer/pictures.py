@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.checkpoint.page_modules import PROCESSOR_NAMES
 from onnxtool.checkpoint.picture_files import PictureInput, blank_picture, find_pictures, read_picture
-from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.errors import InputError
@@ -262,10 +261,6 @@ def load_pictures(
         raise InputError(
             f"{model.path} is no image side of a dual encoder or of a retriever of pages: it has {names}",
             "run it with onnxtool.open_session and inputs of your own",
-        )
-    if (stored := VectorType.of_model(model)) is not None:
-        raise InputError(
-            f"{model.path} gives {stored.name} vectors, and images are encoded as float32", "export it without that"
         )
     folder = find_checkpoint_folder(model, model_name, needs=PROCESSOR_NAMES)
     tell("loading transformers, which prepares the images")

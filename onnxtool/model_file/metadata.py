@@ -45,8 +45,6 @@ PAIR_KEY = "onnxtool.pair_sha256"
 ENCODER_KEY = "onnxtool.encoder"
 DECODER_KEY = "onnxtool.decoder"
 MAX_DECODER_LENGTH_KEY = "onnxtool.max_decoder_length"
-VECTORS_KEY = "onnxtool.vectors"  # storage type of its vectors, if not the type that the model computes
-RANGES_KEY = "onnxtool.vectors.ranges"
 PRUNE_KEY = "onnxtool.prune"  # the rule by which its graph leaves out terms of sparse vectors
 # For a graph that encodes page images: the processor whose inputs it takes, the id that stands for pixels, and the
 # number of these ids for each tile or patch.

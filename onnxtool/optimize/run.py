@@ -27,13 +27,14 @@ from onnxtool.model_file import (
     scratch_file,
     staged,
 )
-from onnxtool.model_file.metadata import PRUNE_KEY, VECTORS_KEY, step_entry
+from onnxtool.model_file.metadata import PRUNE_KEY, step_entry
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.kept import note_matches, read_kept, require_matches
 from onnxtool.optimize.options import INT4_FP16, MIXED, QUANTIZED, OptimizeOptions
 from onnxtool.optimize.pipeline import MOST_ROUNDS, Context, FailedPassError, Outcome, Pass, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, PRESETS
+from onnxtool.optimize.pruned_output import PrunedOutput, take_off
 from onnxtool.optimize.quantization.candidates import Judge, Judgement, choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, Conversion, Converted
 from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
@@ -43,7 +44,6 @@ from onnxtool.optimize.quantization.ranking import measure_ranking
 from onnxtool.optimize.quantization.written import count_written, require_weights
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Speed
 from onnxtool.optimize.speed import compare_speed
-from onnxtool.optimize.stored_vectors import Storage, take_off
 from onnxtool.optimize.verification import FaultyPassError, Original, Reference, Verifier, verification_feeds
 from onnxtool.options import checked
 from onnxtool.progress import tell
@@ -180,12 +180,12 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     passes = PRESETS[options.target.name]
     if named:
         passes = (Pass("keep_float32", lambda model, _: Outcome(note_matches(model, named), 0)), *passes)
-    model, storage = _load(source, options)
+    model, pruned = _load(source, options)
     attentions = _expected_attentions(model)
     stopwatch.lap("load")
     with staged(output, force=options.force) as staging, ExitStack() as stack:
-        # The reference returns vectors before quantized storage and pruning.
-        is_plain = storage is None or options.prune is not None
+        # The reference returns weights before pruning.
+        is_plain = pruned is None or options.prune is not None
         original = source if is_plain else stack.enter_context(scratch_file(model, staging.folder))
         reference, disabled = None, _disabled_optimizers(options, before)
         if options.verify:  # before any pass, because no pass causes the file's own behaviour
@@ -198,7 +198,7 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         finishing = FINISHING[options.target.name]
         conversion = Conversion(options, source, feeds, staging.folder, context, finishing, disabled)
         run = _Run(options, source, before, attentions, staging, reference, stopwatch, judge)
-        del model, storage
+        del model, pruned
         result, report = run.write_with_right_passes(passes, conversion)
         if output.parent.resolve() != source.path.parent.resolve():
             copy_adapters(source, staging.folder)
@@ -321,33 +321,33 @@ class _Run:
             if len(finishing) < len(conversion.finishing):
                 conversion = replace(conversion, finishing=finishing)
 
-    def _judge_with(self, storage: Storage | None) -> Judge | None:
-        """Return the judge of candidates as the output would be, which stores or prunes vectors; they do not."""
+    def _judge_with(self, pruned: PrunedOutput | None) -> Judge | None:
+        """Return the judge of candidates as the output would be, which is pruned; they are not."""
         judge = self.judge
-        if judge is None or storage is None:
+        if judge is None or pruned is None:
             return judge
 
-        def judge_stored(path: Path) -> Judgement:
+        def judge_pruned(path: Path) -> Judgement:
             model = load_model(path)
-            storage.put_back(model)
+            pruned.put_back(model)
             with scratch_file(model, self.staging.folder) as file:
                 return judge(file)
 
-        return judge_stored
+        return judge_pruned
 
     def _write(self, passes: Sequence[Pass], conversion: Conversion) -> tuple[ModelFile, OptimizeReport]:
         """Run the passes, convert, write and verify; return the file, which is not stamped yet, and what was done."""
         options = self.options
-        model, storage = _load(self.source, options)
+        model, pruned = _load(self.source, options)
         model, results = run_passes(model, passes, conversion.context)
         self.stopwatch.lap("passes")
-        converted, conversion, candidates = _convert(model, options, conversion, self._judge_with(storage))
+        converted, conversion, candidates = _convert(model, options, conversion, self._judge_with(pruned))
         steps, results = (*MOST_ROUNDS * tuple(passes), *converted.steps), (*results, *converted.results)
         if converted.precision != "fp32" or candidates:
             self.stopwatch.lap("precision")
         tell(f"writing {self.staging.output}")
-        if storage is not None:
-            storage.put_back(converted.model)
+        if pruned is not None:
+            pruned.put_back(converted.model)
         most = NONE_INLINE if set_files(self.staging.output, options.sizes) else MAX_INLINE_BYTES
         result = ModelFile.open(save_model(converted.model, self.staging, max_inline_bytes=most))
         if converted.precision != FP32:
@@ -374,12 +374,12 @@ class _Run:
         if options.require_fusion:
             _require_attention(fusions, results)
         target = _target_of(conversion, precision)
-        verification, notes = self._verify(result, steps, conversion, precision, storage)
+        verification, notes = self._verify(result, steps, conversion, precision, pruned)
         if verification is not None and precision in ("fp16", INT4_FP16):
             require_range(result.path, conversion.feeds, conversion.folder)
         ranking = None
-        # Vectors in another storage type have different neighbours for that reason too.
-        if options.verify and quantization is not None and storage is None:
+        # Pruned vectors have different neighbours for that reason too.
+        if options.verify and quantization is not None and pruned is None:
             tell("comparing neighbours")
             ranking = measure_ranking(self.source, result, self.source)
             self.stopwatch.lap("ranking")
@@ -405,7 +405,12 @@ class _Run:
         return result, report
 
     def _verify(
-        self, result: ModelFile, steps: Sequence[Pass], conversion: Conversion, precision: str, storage: Storage | None
+        self,
+        result: ModelFile,
+        steps: Sequence[Pass],
+        conversion: Conversion,
+        precision: str,
+        pruned: PrunedOutput | None,
     ) -> tuple[Verification | None, tuple[str, ...]]:
         """Compare the result of `steps` with the input where it is to run; return notes on the provider as well."""
         if self.reference is None:
@@ -416,8 +421,7 @@ class _Run:
             notes = prove_elsewhere(result, target, is_trial=True).notes
         reference = replace(self.reference, original=replace(self.reference.original, wanted=target))
         tolerance = _tolerance(self.options, precision, target, self.before)
-        stored = None if storage is None else storage.stored
-        verifier = Verifier(reference, steps, conversion.context, tolerance, stored)
+        verifier = Verifier(reference, steps, conversion.context, tolerance, None if pruned is None else pruned.pruning)
         verification = verifier.verify(result)
         for one in self.source.adapters:
             notes += (self._compare_adapter(one.name, result, verifier),)
@@ -436,7 +440,7 @@ class _Run:
             ModelFile.open(one).with_adapter(name, self.source.path) for one in (self.source, original.path, result)
         )
         reference = replace(original, source=source, path=path).run()
-        found = reference.compare(result, verifier.tolerance, verifier.stored)
+        found = reference.compare(result, verifier.tolerance, verifier.pruning)
         if not found.passed:
             error = failure(found, f"leave out --precision, or export it merged: --model_name {name}")
             error.message = f"with the adapter {name}, {error.message}"
@@ -448,17 +452,17 @@ def _target_of(conversion: Conversion, precision: str) -> ExecutionProvider:
     return replace(conversion.options.target, precision=BF16 if precision == BF16 else FP32)
 
 
-def _load(source: ModelFile, options: OptimizeOptions) -> tuple[ir.Model, Storage | None]:
-    """Load the graph, ending in the vectors before storage in another type or pruning, and return what follows."""
+def _load(source: ModelFile, options: OptimizeOptions) -> tuple[ir.Model, PrunedOutput | None]:
+    """Load the graph, ending in the weights before pruning, and return what follows."""
     model = load_model(source.path)
     if options.prune is None:
-        return model, take_off(model, source) if {VECTORS_KEY, PRUNE_KEY} & source.metadata.keys() else None
+        return model, take_off(model, source) if PRUNE_KEY in source.metadata else None
     if PRUNE_KEY in source.metadata:
         raise PassError(
             f"the graph of {source.path} is pruned by {source.metadata[PRUNE_KEY]} already",
             "pass the file that it was made from, or leave --prune out",
         )
-    return model, Storage.adding(model, Pruning.in_graph(options.prune))
+    return model, PrunedOutput.adding(model, Pruning.in_graph(options.prune))
 
 
 def _error_on_provider(

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pruning import Stored
+from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.errors import ProviderError, SessionError, VerificationError, first_line
 from onnxtool.model_file import ModelFile, ModelPath, scratch_file
 from onnxtool.model_file.weights import load_model
@@ -177,7 +177,7 @@ class Reference:
     expected: ReferenceOutputs
     draws: bool = False
 
-    def compare(self, result: ModelFile, tolerance: Tolerance, stored: Stored | None = None) -> Verification:
+    def compare(self, result: ModelFile, tolerance: Tolerance, pruning: Pruning | None = None) -> Verification:
         """Compare `result` with the original; a model that does not load fails every case."""
         original = self.original
         try:
@@ -185,7 +185,7 @@ class Reference:
         except (SessionError, ProviderError) as error:
             run = _failing(SessionError(error.message.replace(str(result.path), "the result"), error.hint))
         place = original.wanted.place if original.runs_elsewhere else original.provider
-        return replace(verify(run, self.expected, tolerance, stored), provider=place)
+        return replace(verify(run, self.expected, tolerance, pruning), provider=place)
 
     def widened(self, tolerance: Tolerance, failed: Verification) -> tuple[Tolerance, float | None]:
         """Allow for the original's own differences between onnxruntime's optimization levels; return these too.
@@ -223,14 +223,14 @@ class Verifier:
         reference: the outputs of the input file.
         passes: the passes that ran on it, in order, with repetitions in later rounds.
         tolerance: the allowed differences.
-        stored: how the result stores or prunes its vectors; None for as computed.
+        pruning: how the result prunes its vectors; None for as computed.
     """
 
     reference: Reference
     passes: Sequence[Pass]
     context: Context
     tolerance: Tolerance
-    stored: Stored | None = None
+    pruning: Pruning | None = None
 
     def verify(self, result: ModelFile) -> Verification:
         """Compare `result` with the source on random inputs of several shapes and masks.
@@ -240,12 +240,12 @@ class Verifier:
             VerificationError: an output differs, and no pass is the cause.
             SessionError: the source itself runs on none of the inputs.
         """
-        verification = self.reference.compare(result, self.tolerance, self.stored)
+        verification = self.reference.compare(result, self.tolerance, self.pruning)
         if verification.passed:
             return verification
         tolerance, variation = self.reference.widened(self.tolerance, verification)
         if variation is not None:
-            verification = self.reference.compare(result, tolerance, self.stored)
+            verification = self.reference.compare(result, tolerance, self.pruning)
         if not verification.passed:
             self._blame(verification, tolerance, result.path.parent)
         return replace(verification, own_variation=variation)
@@ -285,7 +285,7 @@ class Verifier:
         model = load_model(ModelFile.open(self.reference.original.path).path)
         model, _ = run_passes(model, self.passes[:num_passes], self.context, most_rounds=1)
         with scratch_file(model, folder) as path:
-            return case.compare(ModelFile.open(path), tolerance, self.stored)
+            return case.compare(ModelFile.open(path), tolerance, self.pruning)
 
 
 def _num_elements(case: Case) -> int:

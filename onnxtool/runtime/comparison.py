@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pruning import Stored
+from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
 from onnxtool.progress import counted
 from onnxtool.reports import TensorInfo
@@ -258,7 +258,7 @@ def _length(case: Case) -> int:
 
 
 def verify(
-    candidate: Runner, expected: ReferenceOutputs, tolerance: Tolerance, stored: Stored | None = None
+    candidate: Runner, expected: ReferenceOutputs, tolerance: Tolerance, pruning: Pruning | None = None
 ) -> Verification:
     """Run `candidate` on every case and compare all outputs that the reference has.
 
@@ -266,16 +266,16 @@ def verify(
         candidate: runs a case's feeds.
         expected: the expected outputs.
         tolerance: the allowed difference.
-        stored: how the candidate stores or prunes vectors that the reference has as floats. They are compared with the
-            nearest vectors to the reference's that have the candidate's codes or terms, so that a value may cross a
-            step, a sign or a threshold by no more than the tolerance.
+        pruning: how the candidate prunes weights that the reference has in full. They are compared with the nearest
+            weights to the reference's that have the candidate's terms, so that a value may cross a threshold by no more
+            than the tolerance.
     """
     results = []
     likes = [case for case in expected.cases if case.like]
     found: list[Mapping[str, NDArray[Any]]] = []
     for case, wanted in counted(list(zip(expected.cases, expected.outputs, strict=True)), "comparing case"):
         try:
-            outputs = _restored(candidate(case.feeds), wanted, stored)
+            outputs = _restored(candidate(case.feeds), wanted, pruning)
             missing = ", ".join(sorted(wanted.keys() - outputs.keys()))
             failure = f"it has no output {missing}" if missing else ""
         except SessionError as error:  # a graph fixed to one size only runs on that size
@@ -311,16 +311,14 @@ def verify(
 
 
 def _restored(
-    outputs: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], stored: Stored | None
+    outputs: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], pruning: Pruning | None
 ) -> Mapping[str, NDArray[Any]]:
-    """Replace the stored vectors among `outputs` by floats; vectors of another width stay, and fail the comparison."""
-    if stored is None:
+    """Replace pruned weights among `outputs` by full ones; weights of another width stay, and fail the comparison."""
+    if pruning is None:
         return outputs
     return {
-        name: stored.nearest(array, wanted[name])
-        if name in wanted
-        and (array.dtype == stored.dtype if stored.output is None else name == stored.output)
-        and wanted[name].shape == (*array.shape[:-1], array.shape[-1] * stored.numbers_of_a_column)
+        name: pruning.nearest(array, wanted[name])
+        if name == pruning.output and name in wanted and wanted[name].shape == array.shape
         else array
         for name, array in outputs.items()
     }

@@ -52,17 +52,6 @@ def test_bits_are_the_numbers_above_zero(name: str, dtype: str, offset: int) -> 
     assert bits.tolist() == [[_byte(row, place) - offset for place in range(2)] for row in VECTORS]
 
 
-@pytest.mark.parametrize("name", ["float16", "int8", "uint8", "binary", "ubinary"])
-def test_the_nearest_vector_of_a_code_is_the_vector_itself(name: str) -> None:
-    """And of a vector whose code is another one by an error, it is away by no more than the error, and away."""
-    stored = VectorType.of(name, RANGES if "int" in name else None)
-    vectors = VECTORS.astype(np.float64)
-    # float32 in the steps: half an ulp of the quotient.
-    np.testing.assert_allclose(stored.nearest(stored.apply(VECTORS), vectors), vectors, rtol=0, atol=1e-6)
-    wrong = stored.nearest(stored.apply(VECTORS + np.float32(0.05)), vectors)
-    assert 0.02 < np.abs(wrong - vectors).max() <= 0.0500001
-
-
 @pytest.mark.parametrize("name", VECTOR_TYPES)
 def test_restored_vectors_are_in_the_middle_of_what_is_stored_so(name: Any) -> None:
     """So that they are stored as the same codes again, by sentence-transformers as well, and are off by half a step."""
@@ -106,14 +95,6 @@ def test_what_is_not_stored_so_is_not_restored(stored: Any, name: str, ranges: A
     """In one error that says what it is."""
     with pytest.raises(InputError, match=reason):
         restore_vectors(stored, name, ranges=ranges)
-
-
-@pytest.mark.parametrize("name", ["binary", "ubinary"])
-def test_bits_are_compared_by_their_hamming_distance(name: str) -> None:
-    """1 - 2 * distance / numbers, which is the cosine of the signs."""
-    stored = VectorType.of(name)
-    distances = ((VECTORS > 0)[:, None] != (VECTORS > 0)[None]).sum(axis=2)
-    np.testing.assert_array_equal(stored.similarities(stored.apply(VECTORS)), 1 - 2 * distances / 16)
 
 
 def test_float16_refuses_what_it_cannot_hold() -> None:

@@ -21,13 +21,11 @@ import onnxruntime as ort
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import quantize_embeddings
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import onnxtool.export.run
 import onnxtool.export.tracing
 from onnxtool import ExportOptions, export_model, reading
-from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError, OnnxtoolError, OutputExistsError, OutputWriteError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.choice import recognize_head
@@ -76,14 +74,9 @@ def shallow(workshop: Workshop, minilm: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def embedder(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
-    """An export of the sentence encoder with trained weights, whose vectors are cut and stored as codes."""
-    folder = tmp_path_factory.mktemp("export")
-    (folder / "texts.txt").write_text("\n".join(TEXTS))
-    options = ExportOptions(
-        str(shallow), output=folder / "m.onnx", dimensions=64, exporter="torchscript", vectors_as="int8",
-        calibration=folder / "texts.txt",
-    )  # fmt: skip
-    return export_model(options)
+    """An export of the sentence encoder with trained weights, whose vectors are cut."""
+    output = tmp_path_factory.mktemp("export") / "m.onnx"
+    return export_model(ExportOptions(str(shallow), output=output, dimensions=64, exporter="torchscript"))
 
 
 def test_the_head_that_a_checkpoint_was_trained_with_is_put_on(workshop: Workshop, tmp_path: Path) -> None:
@@ -366,8 +359,8 @@ def test_options_that_would_do_nothing_are_refused(workshop: Workshop, tmp_path:
         export_model(options)
 
 
-def test_an_embedding_may_be_cut_and_stored_as_codes(shallow: Path, embedder: ExportReport) -> None:
-    """Its first numbers have length 1 again; equal to what sentence-transformers gives so, and stores so."""
+def test_an_embedding_may_be_cut(shallow: Path, embedder: ExportReport) -> None:
+    """Its first numbers have length 1 again, as sentence-transformers gives them."""
     theirs = SentenceTransformer(str(shallow), device="cpu", truncate_dim=64).encode(
         list(TEXTS), normalize_embeddings=True
     )
@@ -375,39 +368,23 @@ def test_an_embedding_may_be_cut_and_stored_as_codes(shallow: Path, embedder: Ex
     assert (report.task, [tensor.name for tensor in report.outputs]) == ("sentence-similarity", ["sentence_embedding"])
     assert (Path(report.files) / "1_Pooling" / "config.json").exists()
     (output,) = report.outputs
-    assert (output.dtype, output.shape) == ("int8", ("batch_size", 64))
-    assert "measured on 4 vectors, which is few" in " ".join(report.notes)
+    assert (output.dtype, output.shape) == ("float32", ("batch_size", 64))
     assert json.loads(report.metadata["onnxtool.options"]) == {"dimensions": 64}
-    stored = VectorType.of_model(ModelFile.open(path))
-    assert stored is not None
-    assert stored.ranges is not None
-    np.testing.assert_allclose(stored.ranges, [theirs.min(axis=0), theirs.max(axis=0)], atol=1e-6)
-    ours = np.asarray(load(path).encode(TEXTS))
-    # A number at the edge of a step, as the least and the largest are, may be on its other side by a rounding error.
-    np.testing.assert_allclose(stored.nearest(ours, theirs), theirs, rtol=0, atol=1e-6)
-    codes = np.asarray(quantize_embeddings(theirs, precision="int8", ranges=stored.ranges))
-    assert ours.dtype == codes.dtype
-    assert np.abs(ours.astype(int) - codes.astype(int)).max() <= 1
+    np.testing.assert_allclose(np.asarray(load(path).encode(TEXTS)), theirs, rtol=0, atol=1e-6)
 
 
-def test_vectors_that_cannot_be_stored_so_are_refused(shallow: Path, tmp_path: Path) -> None:
+def test_vectors_that_cannot_be_cut_so_are_refused(shallow: Path, tmp_path: Path) -> None:
     """Before anything is traced, with the way out."""
-    np.save(tmp_path / "r.npy", np.array([[0.0] * 64, [1.0] * 64]))
     rows: list[tuple[dict[str, Any], str]] = [
         ({"dimensions": 384}, "--dimensions 384 was passed, but the vectors of this model have 384"),
-        ({"dimensions": 60, "vectors_as": "binary"}, "eight numbers to a byte, and these have 60"),
-        ({"vectors_as": "int8"}, "need the range of each number"),
         ({"verify": False, "min_cosine": 0.9}, "--min_cosine bounds a comparison that --no_verify leaves out"),
-        ({"vectors_as": "uint8", "ranges": tmp_path / "r.npy"}, "ranges cover 64 numbers, but the vectors have 384"),
-        ({"vectors_as": "binary", "ranges": tmp_path / "r.npy"}, "--ranges is for int8 and uint8"),
-        ({"vectors_as": "binary", "head": "none"}, "stores the numbers of one embedding for each text"),
-        ({"vectors_as": "binary", "target": "tei"}, "the target tei decides on what the graph gives"),
+        ({"dimensions": 64, "target": "tei"}, "the target tei decides on what the graph gives"),
     ]
     for settings, reason in rows:
         with pytest.raises(OnnxtoolError, match=reason) as caught:
             export_model(ExportOptions(str(shallow), output=tmp_path / "n.onnx", **settings))
         assert caught.value.hint
-    assert [path.name for path in tmp_path.iterdir()] == ["r.npy"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_was_chosen_is_in_the_metadata(workshop: Workshop, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,9 @@ from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import Dense, LogitScore, Normalize, Pooling
-from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.checkpoint.token_modules import LexicalWeights, ZeroPadding
-from onnxtool.checkpoint.vector_types import CODES, VECTOR_TYPES
 from onnxtool.errors import CheckpointError, ExportError, InputError
 from onnxtool.export.heads.choice import check_head, read_head, read_m3, recognize_head
 from onnxtool.export.heads.head import Head, append_head, keep_read_rows, require_output
@@ -38,7 +35,7 @@ from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
 from onnxtool.infer import SparseVectors, TokenVectors, load
 from onnxtool.runtime.computed_modules import compute
-from tests.checkpoint.test_pooling_modules import MASK, head_of, run_head, vectors
+from tests.checkpoint.test_pooling_modules import MASK, head_of, run_head
 from tests.retrieval.checkpoints import m3
 
 
@@ -48,22 +45,6 @@ def test_the_raw_output_may_stay_beside_the_head() -> None:
     names, (_, raw) = run_head(head_of(Pooling()), values, keep_raw=True)
     assert names == ["vector", "raw"]
     np.testing.assert_array_equal(raw, values)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
-@pytest.mark.parametrize("name", VECTOR_TYPES)
-@pytest.mark.parametrize("opset", [13, 18])
-def test_a_graph_stores_vectors_as_numpy_does(name: str, opset: int, dtype: str) -> None:
-    """Bit for bit, from what the head computes: in float32, also of a model in half precision."""
-    values = np.random.default_rng(0).standard_normal((4, 5, 16)).astype(dtype)
-    head = head_of(Pooling(), Normalize())
-    floats = vectors(head, values.astype(np.float64 if dtype == "float64" else np.float32), opset)
-    ranges = np.stack([floats.min(axis=0), floats.max(axis=0) * 0.9]).astype(np.float32)
-    stored = VectorType.of(name, ranges if name in CODES else None)
-    names, (found,) = run_head(replace(head, stored=stored), values, opset)
-    assert names == ["vector"]
-    assert found.dtype == stored.dtype
-    np.testing.assert_array_equal(found, stored.apply(floats))
 
 
 @pytest.mark.parametrize(

@@ -127,14 +127,10 @@ def test_a_route_that_is_chosen_is_one_file(checkpoint: Path, tmp_path: Path) ->
 
 
 def test_what_goes_with_one_file_only_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    """Consumers of one graph, and ranges that would be measured for each side."""
+    """Consumers of one graph."""
     with pytest.raises(CheckpointError, match="has the routes query, document") as caught:
         export(checkpoint, tmp_path / "m", target="vespa")
     assert "--route" in caught.value.hint
-    (tmp_path / "texts.txt").write_text("a\nb\n")
-    with pytest.raises(ExportError, match="--calibration measures the range of each number") as refused:
-        export(checkpoint, tmp_path / "m.onnx", vectors_as="int8", calibration=tmp_path / "texts.txt")
-    assert "both with --ranges" in refused.value.hint
 
 
 def test_sides_that_cannot_be_compared_are_refused(checkpoint: Path, tmp_path: Path) -> None:

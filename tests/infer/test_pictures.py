@@ -115,14 +115,6 @@ def test_vectors_are_those_of_transformers(clip: Clip) -> None:
     np.testing.assert_allclose(texts, clip.expected("a cat"), atol=1e-5)
 
 
-def test_graphs_of_pictures_store_no_codes(clip: Clip, tmp_path: Path) -> None:
-    """A corpus of images does, and a side whose vectors were codes would not go with the other one."""
-    for task in (TASK_OF_PICTURES, "sentence-similarity"):
-        with pytest.raises(ExportError, match="--vectors_as was passed for an encoder of images") as caught:
-            export_side(clip.folder, tmp_path / "m.onnx", task, vectors_as="binary")
-        assert "a corpus of images" in caught.value.hint
-
-
 def test_pictures_have_no_limit_of_tokens(clip: Clip) -> None:
     """The positions of patches are none: a benchmark would refuse lengths beyond them."""
     assert graph_limit(ModelFile.open(clip.images), None) is None

@@ -12,8 +12,7 @@ import onnxtool
 from onnxtool import ExportOptions, export_model
 from onnxtool.checkpoint import pooling_modules
 from onnxtool.checkpoint.pooling_module import POOLING_MASK
-from onnxtool.checkpoint.quantized_vectors import VectorType
-from onnxtool.errors import ExportError, TargetError
+from onnxtool.errors import TargetError
 from tests.retrieval.checkpoints import CASES, Case
 from tests.retrieval.comparison import check
 
@@ -101,28 +100,3 @@ def test_a_consumer_that_tells_of_no_prompt_takes_no_such_checkpoint(
     """It would pool over the prompt, without a word."""
     with pytest.raises(TargetError, match=f"leaves the prompt out when it pools, and .* feeds no {POOLING_MASK}"):
         export_model(ExportOptions(str(without_prompts), output=tmp_path / "out", target=target))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_ranges_are_measured_on_texts_as_they_are_read(tmp_path: Path) -> None:
-    """Without the tokens around a text where a table of vectors has none; a chat template is refused."""
-    texts = ["a cat", "the weather is lovely today", "naïve café", "Paris is the capital of France"]
-    (tmp_path / "texts.txt").write_text("\n".join(texts))
-    for name in ("StaticEmbedding", "decoder with chat template"):
-        folder, base = tmp_path / name, tmp_path / f"{name} base"
-        base.mkdir()
-        case(name).make(folder, base)
-        options = onnxtool.ExportOptions(
-            str(folder), output=folder / "m.onnx", vectors_as="int8", calibration=tmp_path / "texts.txt"
-        )
-        if name != "StaticEmbedding":
-            with pytest.raises(ExportError, match="puts texts into a chat template") as caught:
-                onnxtool.export_model(options)
-            assert "--ranges" in caught.value.hint
-            return
-        onnxtool.export_model(options)
-        vectors = np.asarray(SentenceTransformer(str(folder), device="cpu").encode(texts))
-        stored = VectorType.of_model(onnxtool.ModelFile.open(folder / "m.onnx"))
-        assert stored is not None
-        assert stored.ranges is not None
-        np.testing.assert_allclose(stored.ranges, [vectors.min(axis=0), vectors.max(axis=0)], rtol=1e-5)

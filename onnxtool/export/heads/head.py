@@ -6,31 +6,19 @@ W vector width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from onnxtool.checkpoint.chat_templates import ChatTemplate
-from onnxtool.checkpoint.folder import Prompts
-from onnxtool.checkpoint.pooling_module import POOLING_MASK, PoolingModule, behind_prompts
+from onnxtool.checkpoint.pooling_module import POOLING_MASK, PoolingModule
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling, build_all, truncated
-from onnxtool.checkpoint.pruning import Stored
-from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType, few_vectors, measure_ranges, read_ranges
-from onnxtool.checkpoint.text_files import read_texts
+from onnxtool.checkpoint.pruning import WHOLE, Pruning
 from onnxtool.errors import CheckpointError, ExportError
-from onnxtool.export.modalities.modality import BATCH, Modality
-from onnxtool.export.modalities.text import TextInputs
-from onnxtool.export.options import ExportOptions
-from onnxtool.export.signature import Signature, run_torch_tensors
-from onnxtool.export.source import Source
+from onnxtool.export.modalities.modality import BATCH
+from onnxtool.export.signature import Signature
 from onnxtool.graph.builder import Builder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -44,7 +32,7 @@ class Head:
         modules: the modules to compute, in order.
         keeps_tokens: whether there is a vector per token, or a number ([B, S]).
         unseen_length: query length whose tokens count although the model does not see them; 0 if there are none.
-        stored: how the graph's vectors are stored or pruned; None for as computed.
+        pruning: how the graph prunes its vectors; None for as computed.
         beside: further heads on the same model output, whose outputs follow.
     """
 
@@ -55,7 +43,7 @@ class Head:
     modules: tuple[PoolingModule, ...]
     keeps_tokens: bool = False
     unseen_length: int = 0
-    stored: Stored | None = None
+    pruning: Pruning | None = None
     beside: tuple[Head, ...] = ()
 
     @property
@@ -71,7 +59,7 @@ class Head:
     def reference(self, value: Any, mask: Any, pooled: Any = None) -> Any:
         """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W], or to [B, S, W].
 
-        Tensors [B, N], from a model that pools itself, take no mask. Vectors are returned as they are before storage.
+        Tensors [B, N], from a model that pools itself, take no mask. Vectors are returned as they are before pruning.
 
         Args:
             value: the model output.
@@ -117,17 +105,6 @@ class Head:
                 "pass a smaller number, or leave --dimensions out",
             )
         return replace(self, modules=truncated(self.modules, dimensions))
-
-    def stored_as(self, stored: VectorType, signature: Signature) -> Head:
-        """Return the head with this vector storage.
-
-        Raises:
-            InputError: the vector width does not allow it.
-        """
-        before = signature.outputs[self.source][-1]
-        if isinstance(before, int):
-            stored.columns(self.width(before))
-        return replace(self, stored=stored)
 
     def check(self, signature: Signature) -> None:
         """Refuse a model that does not support this head.
@@ -197,24 +174,18 @@ def _build(graph: ir.Graph, head: Head, source: ir.Value, mask: ir.Value, pooled
     output: ir.Value = build_all(head.modules, build, source, mask, pooled)
     if output is source:  # the source keeps its own name
         output = build.op("Identity", source)
-    dtype = source.dtype
     before = source.shape[-1] if source.shape is not None else None
     width = head.width(before) if isinstance(before, int) else None
-    if head.stored is not None:
+    if head.pruning is not None:
         output = output if head.modules else build.cast(output)
-        output.name, output.dtype, output.shape = FLOATS, build.dtype, ir.Shape([BATCH, width])
-        output = head.stored.build(build, output)
-        if head.stored.dtype is not None:
-            dtype = ir.DataType.from_numpy(head.stored.dtype)
-        elif build.dtype != dtype:
-            output = build.cast(output, dtype)
-        width = None if width is None else head.stored.columns(width)
-    elif build.dtype != source.dtype:
+        output.name, output.dtype, output.shape = WHOLE, build.dtype, ir.Shape([BATCH, width])
+        output = head.pruning.build(build, output)
+    if build.dtype != source.dtype:
         output = build.cast(output, source.dtype)
     if source.name == head.output:
         source.name = f"{head.output}.tokens"
     output.name = head.output
-    output.dtype = dtype
+    output.dtype = source.dtype
     tokens = source.shape[1:2] if head.keeps_tokens and source.shape else ()
     output.shape = ir.Shape([BATCH, *tokens, *(() if width == 0 else (width,))])
     return output
@@ -258,64 +229,3 @@ def keep_read_rows(model: Any, head: Head, signature: Signature) -> tuple[Head, 
         replace(head, modules=(score.narrowed,)),
         replace(signature, outputs={**signature.outputs, head.source: shape}),
     )
-
-
-_BATCH_SIZE = 16
-_UNLIMITED = 1 << 20  # tokens, for models without a limit
-
-
-def choose_storage(
-    options: ExportOptions, model: Any, head: Head, modality: Modality, source: Source
-) -> tuple[VectorType, tuple[str, ...]]:
-    """Return how vectors are stored, and notes for the user about the ranges.
-
-    Raises:
-        InputError: ranges or texts cannot be read.
-        ExportError: texts were passed for a model that takes none, or pads them to its own length.
-    """
-    name = options.vectors_as or ""
-    if options.calibration is None:
-        return VectorType.of(name, None if options.ranges is None else read_ranges(options.ranges)), ()
-    if not isinstance(modality, TextInputs) or modality.padded_length is not None:
-        raise ExportError("--calibration measures only on texts, but this model takes other inputs", "pass --ranges")
-    if ChatTemplate.of(source, source.sentence_modules, head.task) is not None:
-        raise ExportError(
-            f"{source.model_name} puts texts into a chat template, and --calibration reads them without it",
-            f"export it without --vectors_as, run `onnxtool infer --input FILE --output FOLDER/ --vectors_as {name} "
-            "--calibration FILE`, and pass the manifest next to the folder as --ranges",
-        )
-    texts = [item.contents for item in read_texts(options.calibration)]
-    ranges, count = measure_ranges(_vectors(model, head, modality, source, texts))
-    return VectorType.of(name, ranges), tuple(filter(None, [few_vectors(count)]))
-
-
-def _vectors(
-    model: Any, head: Head, text: TextInputs, source: Source, texts: Sequence[str]
-) -> Iterator[NDArray[np.float32]]:
-    """Yield vectors of texts, read as in `onnxtool infer`, float32 [B, W]; texts of similar length are batched."""
-    import torch
-
-    modules = source.sentence_modules
-    before = Prompts.of(source).find(None)
-    read = sorted((before + item for item in texts), key=len)
-    size = _BATCH_SIZE if text.tokenizer.pad_token is not None else 1
-    longest = modules.max_sequence_length or text.longest or _UNLIMITED
-    num_prompt = _num_prompt(text, before, longest, add_special_tokens=modules.adds_special_tokens)
-    for start in range(0, len(read), size):
-        together = read[start : start + size]
-        feeds = text.tokenize(together, longest=longest, add_special_tokens=modules.adds_special_tokens)
-        real = feeds["attention_mask"].any(axis=1)  # without special tokens, a text may have no token at all
-        if real.any():
-            mask = torch.from_numpy(feeds["attention_mask"]).to(model.device)
-            states = run_torch_tensors(model, feeds)[head.source].float()
-            pooled = None
-            if head.leaves_prompt_out and before:
-                behind = behind_prompts(feeds["attention_mask"].astype(bool), [num_prompt] * len(together))
-                pooled = torch.from_numpy(behind.astype(np.int64)).to(model.device)
-            yield head.reference(states, mask, pooled).cpu().numpy()[real]
-
-
-def _num_prompt(text: TextInputs, prompt: str, longest: int, *, add_special_tokens: bool) -> int:
-    """Return a prompt's number of tokens, without a trailing special token, as sentence-transformers counts them."""
-    ids = text.tokenize([prompt], longest=longest, add_special_tokens=add_special_tokens)["input_ids"][0]
-    return len(ids) - int(len(ids) > 0 and ids[-1] in text.tokenizer.all_special_ids)

@@ -8,7 +8,6 @@ from typing import Any
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pruning import Pruning
-from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS
@@ -60,7 +59,7 @@ def _terms(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer)
 def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
     in_graph = _has_output(model, EMBEDDING) or _has_output(model, SIDE)
     in_graph |= not gives_states(model) and any(len(info.shape) == 2 for info in model.structure.outputs)
-    return Embeddings.of(folder, in_graph=in_graph, stored=VectorType.of_model(model))
+    return Embeddings.of(folder, in_graph=in_graph)
 
 
 def _features(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:

@@ -16,7 +16,6 @@ from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.module_settings import TokenStates
 from onnxtool.checkpoint.pooling_module import Floats, PoolingModule
 from onnxtool.checkpoint.pooling_modules import Pooling, modules_before, normalize, read_pooling_modules
-from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import Batch, VectorHead, require_finite
 from onnxtool.infer.vectors import DenseVectors, cosine_similarities
@@ -54,7 +53,6 @@ class Embeddings(VectorHead[DenseVectors]):
         in_graph: whether the graph contains all of it.
         normalizes: whether the last module scales vectors to length one.
         is_stated: whether the checkpoint states the pooling.
-        stored: the storage type of the graph's vectors; None if they are not quantized.
     """
 
     kind = "similarities"
@@ -65,10 +63,9 @@ class Embeddings(VectorHead[DenseVectors]):
     in_graph: bool
     normalizes: bool = False
     is_stated: bool = False
-    stored: VectorType | None = None
 
     @classmethod
-    def of(cls, folder: CheckpointFolder, *, in_graph: bool, stored: VectorType | None = None) -> Embeddings:
+    def of(cls, folder: CheckpointFolder, *, in_graph: bool) -> Embeddings:
         """Read the pooling of a graph from the checkpoint.
 
         Raises:
@@ -87,7 +84,7 @@ class Embeddings(VectorHead[DenseVectors]):
         if pooling is None and not in_graph:
             pooling = Pooling()
         before, after = computed[:place], computed[place + 1 :]
-        return cls(before, pooling, after, in_graph, "Normalize" in modules.kinds, stated is not None, stored)
+        return cls(before, pooling, after, in_graph, "Normalize" in modules.kinds, stated is not None)
 
     @property
     def includes_prompt(self) -> bool:
@@ -102,14 +99,12 @@ class Embeddings(VectorHead[DenseVectors]):
     @property
     def note(self) -> str:
         """Warn if the pooling is a guess."""
-        if self.stored is not None:
-            return self.stored.note
         if self.is_stated or self.in_graph:
             return ""
         return "the checkpoint does not say how to pool; these are means over the tokens"
 
     def pool(self, batch: Batch) -> DenseVectors:
-        """Return float32 [B, M * H], or the graph's vectors, with codes and bits unchanged.
+        """Return float32 [B, M * H].
 
         Raises:
             InputError: a text has no token after its prompt, and the maximum over none is undefined.
@@ -120,8 +115,6 @@ class Embeddings(VectorHead[DenseVectors]):
                 "a text has no token behind its prompt, and the checkpoint pools the largest values over these",
                 "leave such texts out, or pass a shorter prompt",
             )
-        if self.stored is not None and not self.stored.is_float:
-            return batch.output(2, EMBEDDING)
         if self.in_graph or self.pooling is None:
             vectors = batch.output(2, EMBEDDING, SIDE).astype(np.float32)
         else:
@@ -133,8 +126,8 @@ class Embeddings(VectorHead[DenseVectors]):
         return vectors
 
     def similarities(self, vectors: DenseVectors) -> NDArray[np.float64]:
-        """Return the cosine of every pair of N vectors, float64 [N, N]; for stored ones, as their note explains."""
-        return cosine_similarities(vectors) if self.stored is None else self.stored.similarities(vectors)
+        """Return the cosine of every pair of N vectors, float64 [N, N]."""
+        return cosine_similarities(vectors)
 
     @property
     def _modes(self) -> tuple[str, ...]:
@@ -142,11 +135,6 @@ class Embeddings(VectorHead[DenseVectors]):
 
     def require_windows(self) -> None:
         """Allow windows if all modes are means or maxima over the tokens."""
-        if self.stored is not None and not self.stored.is_float:
-            raise InputError(
-                f"the model gives {self.stored.name} vectors, and those of windows cannot be put together",
-                "cut long texts (--long truncate), or export without --vectors_as",
-            )
         others = sorted(set(self._modes) - set(_JOINED))
         if others or not self._modes:
             reason = f"pools by {', '.join(others)}" if others else "does not say how it pools"
@@ -174,9 +162,7 @@ class Embeddings(VectorHead[DenseVectors]):
         return np.asarray(normalize(one) if self.in_graph and self.normalizes else one, np.float32)
 
     def finish(self, vectors: DenseVectors) -> DenseVectors:
-        """Apply the modules after pooling: float32 [N, H], or the graph's storage type."""
-        if self.stored is not None:  # windows of float vectors were combined in float32
-            return vectors.astype(self.stored.dtype)
+        """Apply the modules after pooling: float32 [N, H]."""
         if self.after:
             from onnxtool.runtime.computed_modules import compute
 

@@ -188,12 +188,10 @@ class Head(ABC):
         splits_long_texts: whether long texts are split into windows by default.
         has_candidates: whether an answer lists the best of several candidates, as many as `top_k` says.
         cut_side: the truncation side; None for the tokenizer's setting.
-        stored: the storage type of the graph's vectors; None if they are not quantized.
         normalizes: whether vectors have length one.
     """
 
     kind: ClassVar[str]
-    stored: VectorType | None = None
     normalizes: bool = False
     needs_offsets: ClassVar[bool] = False
     takes_pairs: ClassVar[bool] = False
@@ -270,11 +268,6 @@ class VectorForm:
             raise InputError(
                 "the model gives term weights, but --vectors_as and --dimensions are for embeddings",
                 "leave them out; --weights int stores the weights of a corpus as whole numbers",
-            )
-        if head.stored is not None:
-            raise InputError(
-                f"the graph itself gives {head.stored.name} vectors",
-                "leave --vectors_as, --ranges and --dimensions out, or use the model exported without --vectors_as",
             )
         stored = None
         if vectors_as is not None:

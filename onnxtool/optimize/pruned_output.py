@@ -1,7 +1,7 @@
-"""Detach the quantized storage or pruning of vectors from a graph during optimization, and restore it unchanged.
+"""Detach the pruning of term weights from a graph during optimization, and restore it unchanged.
 
-Rounding errors at the edges of steps would change codes, and at a threshold terms, so passes, conversions, the error on
-texts and the verification work on the float32 vectors. In a half-precision graph, the steps would be rounded too.
+Rounding errors at a threshold would change terms, so passes, conversions, the error on texts and the verification work
+on all weights, in float32.
 """
 
 from __future__ import annotations
@@ -12,53 +12,51 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pruning import Pruning, Stored, stored_of
-from onnxtool.checkpoint.quantized_vectors import FLOATS
+from onnxtool.checkpoint.pruning import WHOLE, Pruning
 from onnxtool.errors import PassError
 from onnxtool.graph.builder import Builder
 from onnxtool.graph.edit import drop_unused, remove_unused
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import VECTORS_KEY
 
 
 class _Builder(Builder):
-    """Names the constants of the storage so that they are found in the file."""
+    """Names the constants of the pruning so that they are found in the file."""
 
     def constant(self, array: NDArray[Any], name: str = "") -> ir.Value:
         """Return a new initializer that holds `array`."""
-        return self.initializer(ir.tensor(array), f"{VECTORS_KEY}.constant_{len(self.initializers)}")
+        return self.initializer(ir.tensor(array), f"onnxtool.vectors.constant_{len(self.initializers)}")
 
 
 @dataclass(frozen=True)
-class Storage:
-    """The storage that was taken off a graph.
+class PrunedOutput:
+    """The pruning that was taken off a graph.
 
     Attributes:
-        stored: how the vectors are stored or pruned.
-        dtype: the element type of the vectors before.
+        pruning: the rule.
+        dtype: the element type of the weights before.
         output: the output of the graph, with its dtype and shape.
     """
 
-    stored: Stored
+    pruning: Pruning
     dtype: ir.DataType
     output: ir.Value
 
     def put_back(self, model: ir.Model) -> None:
-        """Store the output of `model` that has the name of the output before."""
+        """Prune the output of `model` that has the name of the output before."""
         graph = model.graph
         place = next(place for place, value in enumerate(graph.outputs) if value.name == self.output.name)
         vectors = graph.outputs[place]
-        vectors.name = FLOATS
+        vectors.name = WHOLE
         build = _Builder(graph, self.dtype)
-        output = self.stored.build(build, vectors)
-        if self.stored.dtype is None and self.output.dtype not in (None, build.dtype):
+        output = self.pruning.build(build, vectors)
+        if self.output.dtype not in (None, build.dtype):
             output = build.cast(output, self.output.dtype)
         output.name, output.type, output.shape = self.output.name, self.output.type, self.output.shape
         graph.outputs[place] = output
-        model.metadata_props.update(self.stored.metadata)
+        model.metadata_props.update(self.pruning.metadata)
 
     @classmethod
-    def adding(cls, model: ir.Model, pruning: Pruning) -> Storage:
+    def adding(cls, model: ir.Model, pruning: Pruning) -> PrunedOutput:
         """Return what prunes the output of a graph that gives all terms.
 
         Raises:
@@ -75,32 +73,32 @@ class Storage:
         )
 
 
-def take_off(model: ir.Model, source: ModelFile) -> Storage | None:
-    """End the graph of `source` in the vectors before storage or pruning, under the name of its output; None without.
+def take_off(model: ir.Model, source: ModelFile) -> PrunedOutput | None:
+    """End the graph of `source` in the weights before pruning, under the name of its output; None without.
 
     Raises:
         InputError: the metadata of the file is malformed.
-        PassError: the graph does not show where storage begins.
+        PassError: the graph does not show where pruning begins.
     """
-    stored = stored_of(source)
-    if stored is None:
+    pruning = Pruning.of_model(source)
+    if pruning is None:
         return None
     graph = model.graph
     for place, output in enumerate(graph.outputs):
         vectors: ir.Value | None = output
-        while vectors is not None and vectors.name != FLOATS:
+        while vectors is not None and vectors.name != WHOLE:
             node = vectors.producer()
             vectors = node.inputs[0] if node is not None and node.inputs else None
         last = output.producer()
-        if vectors is None or vectors is output or last is None or stored.output not in (None, output.name):
+        if vectors is None or vectors is output or last is None or output.name != pruning.output:
             continue
         before = ir.Value(name=output.name, type=output.type, shape=output.shape)
         graph.outputs[place] = vectors
         remove_unused(graph, [last])
         drop_unused(list(graph.initializers.values()))
         vectors.name = before.name
-        return Storage(stored, vectors.dtype or ir.DataType.FLOAT, before)
+        return PrunedOutput(pruning, vectors.dtype or ir.DataType.FLOAT, before)
     raise PassError(
-        f"{source.path} says that its vectors are {stored.name}, and the graph does not show where they are made",
-        "optimize the model exported without --vectors_as and --prune, or export it again",
+        f"{source.path} says that its vectors are pruned by {pruning}, and the graph does not show where they are made",
+        "optimize the model exported without --prune, or export it again",
     )
