@@ -188,12 +188,12 @@ def open_compared(options: BenchmarkOptions, session: Session) -> ComparedModel:
         other = _open(session.model.path, options, name)
         if other.provider == session.provider:
             raise InputError(f"the model runs on {name} already", "compare it with another provider")
-        runner = SessionRunner(other, options.io_binding)
+        runner = SessionRunner(other)
         return ComparedModel(f"{session.model.path} on {name}", "provider", other.provider, runner, other.notes)
     if path.suffix == ".onnx" or path.is_file():
         _require_same_inputs(session.model, ModelFile.open(path))
         other = _open(path, options, session.provider)
-        return ComparedModel(name, "onnx", other.provider, SessionRunner(other, options.io_binding))
+        return ComparedModel(name, "onnx", other.provider, SessionRunner(other))
     eager = load_eager(name, provider=session.provider, threads=session.threads)
     required = {info.name for info in session.model.structure.inputs} & eager.accepted
     if not required:

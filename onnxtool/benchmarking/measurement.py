@@ -67,7 +67,7 @@ def benchmark(
     """Time the model at `model_path` on every shape of the grid, or on texts, in one session.
 
     Throughput follows from the mean latency. Latencies measure onnxruntime's own call, without tokenization and
-    post-processing. With IOBinding, copies to a device are not included either.
+    post-processing. On a device, they include the copies of inputs and outputs.
 
     Raises:
         CheckpointError: the checkpoint to compare with cannot be loaded.
@@ -105,7 +105,7 @@ def benchmark(
         inputs="texts" if reader else "samples" if samples else "random",
         peak_rss_load_bytes=peak_rss_load,
     )
-    timer = _ShapeTimer(SessionRunner(session, options.io_binding), _compared_model(options, session), options, reader)
+    timer = _ShapeTimer(SessionRunner(session), _compared_model(options, session), options, reader)
     workloads = samples or list(_workloads(session.model, reader, options))
     require_tokens(gates, has_tokens=all(workload.has_tokens for workload in workloads))
     for number, workload in enumerate(workloads):
@@ -287,6 +287,5 @@ def _describe_environment(
         load_average_before=load_average,
         load_average_after=None,
         intra_threads=session.intra_threads,
-        io_binding=options.io_binding,
         disabled_optimizers=tuple(disabled_optimizers(session.model)),
     )

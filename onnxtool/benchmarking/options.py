@@ -48,7 +48,6 @@ class BenchmarkOptions(ProviderOptions):
         warmup: uncounted runs of each shape.
         threads: intra-op threads; 0 for one per core.
         seed: random seed of generated inputs and of the order of texts.
-        io_binding: bind inputs and outputs to buffers once, and time only the computation.
         texts: texts to run instead of generated inputs.
         sample_inputs: .npz files with the inputs of one run each, to time instead of generated ones.
         input_shapes: shapes of generated inputs, as `NAME:1,128`.
@@ -87,9 +86,6 @@ class BenchmarkOptions(ProviderOptions):
     provider: Provider = "auto"
     threads: Threads = 0
     seed: Annotated[int, Option(minimum=0)] = 0
-    io_binding: Annotated[bool, Option("Bind inputs and outputs to buffers once, and time only the computation.")] = (
-        False
-    )
     texts: Texts = NOTHING
     sample_inputs: SampleInputs = NOTHING
     input_shapes: InputShapes = NOTHING

@@ -131,7 +131,6 @@ class BenchmarkEnvironment:
     load_average_before: float | None
     load_average_after: float | None
     intra_threads: int
-    io_binding: bool
     disabled_optimizers: tuple[str, ...]
 
 

@@ -89,14 +89,9 @@ _RUNS_OF_BLOCK = 5  # at least, so that the run that does not count is no more t
 
 @dataclass(frozen=True)
 class SessionRunner:
-    """A session of onnxruntime.
-
-    Attributes:
-        io_binding: whether inputs and outputs lie in buffers that are bound once.
-    """
+    """A session of onnxruntime."""
 
     session: Session
-    io_binding: bool = False
 
     @property
     def load_ms(self) -> float:
@@ -105,10 +100,7 @@ class SessionRunner:
 
     def prepare(self, feeds: Feeds) -> Callable[[], object]:
         """Return a run on the inputs that the graph has, in its dtypes."""
-        own = self._own(feeds)
-        return (
-            self.session.bind(own) if self.io_binding else partial(self.session.run_unchecked, self.session.nested(own))
-        )
+        return partial(self.session.run_unchecked, self.session.nested(self._own(feeds)))
 
     def outputs(self, feeds: Feeds) -> Mapping[str, NDArray[Any]]:
         """Run once."""

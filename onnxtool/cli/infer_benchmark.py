@@ -190,8 +190,6 @@ def _machine(report: BenchmarkReport) -> Iterator[Block]:
                 + (f"{format_bytes(runs)} while running" if runs else "not measured while running"),
             )
         )
-    if environment.io_binding:
-        rows.append(("IOBinding", "inputs and outputs lie in bound buffers"))
     if environment.disabled_optimizers:
         rows.append(("Optimizers left out, as the file asks", ", ".join(environment.disabled_optimizers)))
     rows.append(("Versions", ", ".join(f"{name} {version}" for name, version in environment.versions.items())))

@@ -1,4 +1,4 @@
-"""A loaded model, and its runs: plain ones, bound to the memory of a device, and such that go on from one another.
+"""A loaded model, and its runs: plain ones, and such that go on from one another.
 
 Sequences, optionals and maps are named arrays. Element `i` of the sequence `s` is `s[i]`, the keys and values of the
 map `m` are `m.keys` and `m.values`, and an optional is what it holds, or not there; an output also has `s.length`.
@@ -179,17 +179,6 @@ class Session:
             raise self._failed(feeds, error) from error
         return outputs
 
-    def bind(self, feeds: Mapping[str, NDArray[Any]]) -> BoundRun:
-        """Place `feeds` and output buffers on the provider's device, and run once.
-
-        Raises:
-            SessionError: onnxruntime fails on these inputs.
-        """
-        try:
-            return BoundRun(self._inference, feeds, self.output_names, self.memory, self._values)
-        except Exception as error:  # onnxruntime has no error class of its own
-            raise self._failed(feeds, error) from error
-
     def cached(self, carried: Mapping[str, str]) -> CachedRun:
         """Prepare runs whose outputs become the next run's inputs without a copy; `carried` maps inputs to outputs."""
         run = CachedRun(self._inference, self.output_names, carried, self.memory)
@@ -262,43 +251,3 @@ class CachedRun:
     def reorder(self, places: NDArray[np.int64]) -> None:
         """Reorder the rows, on the first axis, of carried values by `places`, which may repeat a row."""
         self.keep({name: self._kept[name].numpy()[places] for name in self.carried})
-
-
-class BoundRun:
-    """A run of an onnxruntime session on `feeds`, which are copied to the device only here.
-
-    Outputs get their buffers in a first run, made here, so their shapes may depend on the values of the inputs.
-    """
-
-    def __init__(
-        self,
-        inference: Any,
-        feeds: Mapping[str, NDArray[Any]],
-        outputs: Sequence[str],
-        memory: tuple[str, int],
-        values: Mapping[str, Any],
-    ) -> None:
-        import onnxruntime as ort
-
-        self._inference, self._memory = inference, memory
-        # On the CPU, a value refers to the memory of its array, which it keeps alive.
-        self._values = {name: ort.OrtValue.ortvalue_from_numpy(array, *memory) for name, array in feeds.items()}
-        self._values |= values
-        self._binding = inference.io_binding()
-        for name, value in self._values.items():
-            self._binding.bind_ortvalue_input(name, value)
-        for name in outputs:
-            self._binding.bind_output(name, *memory)
-        self()
-        for name, value in zip(outputs, self._binding.get_outputs(), strict=True):
-            self._binding.bind_ortvalue_output(name, value)
-
-    def __call__(self) -> None:
-        """Run, and wait until the device is done."""
-        self._inference.run_with_iobinding(self._binding)
-        if self._memory[0] != CPU:
-            self._binding.synchronize_outputs()
-
-    def outputs(self) -> list[NDArray[Any]]:
-        """Copy the outputs of the last run to the host."""
-        return [value.numpy() for value in self._binding.get_outputs()]

@@ -15,7 +15,7 @@ from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import SizedFile
 from onnxtool.reports import short_repr
-from onnxtool.runtime.running import BoundRun, CachedRun, Session
+from onnxtool.runtime.running import CachedRun, Session
 from onnxtool.runtime.sizes import Sizes, best_batches, input_axes, label, rows_axis
 
 
@@ -62,16 +62,6 @@ class SizedSession(Session):
         if len(outputs) == 1:
             return outputs[0]
         return [np.concatenate(arrays) for arrays in zip(*outputs, strict=True)]
-
-    def bind(self, feeds: Mapping[str, NDArray[Any]]) -> BoundRun:
-        """Place the inputs, filled up to the smallest size that holds them, and run once.
-
-        Raises:
-            InputError: no file is large enough.
-            SessionError: onnxruntime fails on these inputs.
-        """
-        sizes, session = self._fitting(self._sizes_of(feeds))
-        return session.bind(self._filled(feeds, sizes))
 
     def cached(self, carried: Mapping[str, str]) -> CachedRun:
         """Refuse: the sizes of a cache grow with each run.

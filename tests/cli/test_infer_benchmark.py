@@ -135,12 +135,3 @@ def test_an_interrupted_benchmark_leaves_nothing(folder: Path) -> None:
     assert (process.returncode, stdout) == (130, "")
     assert stderr.strip() == "error: interrupted"
     assert sorted(folder.rglob("*")) == before
-
-
-def test_io_binding_is_in_the_report(folder: Path) -> None:
-    """And what it means."""
-    report = json_of(run_infer(folder, *SMALL, "--runs", "3", "--io_binding", "--format", "json"))
-    environment = report["environment"]
-    assert (environment["io_binding"], environment["intra_threads"]) == (True, 1)
-    text = run_infer(folder, *SMALL, "--runs", "3", "--io_binding", "--quiet").stdout
-    assert "IOBinding: inputs and outputs lie in bound buffers" in text
