@@ -1,10 +1,9 @@
-"""Check that a collection is encoded into the same bytes, by whatever machines and however often they are killed.
+"""Kill runs that encode a collection at random moments, and compare what they have written in the end.
 
-MiniLM in int8 on documentation strings, as jsonl, gz, Parquet and plain text. One run of `onnxtool infer` is what all
-others are compared with, file by file, the manifest and the rejected lines included: parts, processes of one machine,
-and Ray. Then runs are killed at random moments and run again until they end: workers and drivers by SIGKILL, on a disk
-and in an object store whose server fails (`moto` has to be installed), and of Ray the driver, and whole nodes.
-`--overhead` measures Ray beside local workers.
+MiniLM in int8 on documentation strings. Runs are killed and run again until they end: workers and drivers by SIGKILL,
+on a disk and in an object store whose server fails (`moto` has to be installed), and of Ray the driver, and whole
+nodes. Their files, manifest and rejected lines have to be those of one run of `onnxtool infer`. `--overhead` measures
+Ray beside local workers instead.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.encoding.corpora import contents_of, write_lines
 
-KINDS = ("jsonl", "jsonl.gz", "parquet", "txt")
 SHARD = 50
 SPLIT = 20_000  # bytes
 COMMAND = (sys.executable, "-m", "onnxtool")
@@ -41,15 +39,12 @@ _WORKER = "spawn_main"
 Files = dict[str, bytes]
 
 
-def write(folder: Path, kind: str, texts: list[str]) -> Path:
+def write(folder: Path, texts: list[str]) -> Path:
     """Write a collection, with a line that has no text and one that repeats an id."""
-    path = folder / f"corpus.{kind}"
     rows = [{"id": f"d{place}", "contents": text} for place, text in enumerate(texts)]
     rows.insert(len(rows) // 2, {"id": "d3", "contents": "again"})
-    if kind == "txt":
-        path.write_text("\n".join(" ".join(text.split()) for text in texts), encoding="utf-8")
-    else:
-        write_lines(path, [*map(json.dumps, rows), "{", ""], rows_of_group=70)
+    path = folder / "corpus.jsonl"
+    write_lines(path, [*map(json.dumps, rows), "{", ""], rows_of_group=70)
     return path
 
 
@@ -70,48 +65,6 @@ def remove(output: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def by_parts(arguments: tuple[str, ...], count: int) -> None:
-    """Encode by so many parts, in a mixed order."""
-    order = list(range(count))
-    random.Random(count).shuffle(order)  # noqa: S311  no secret
-    for part in order:
-        run("encode", "part", *arguments, "--part", f"{part + 1}/{count}")
-    run("encode", "merge", "--output", arguments[5])
-
-
-def by_processes(arguments: tuple[str, ...], count: int, engine: str = "local") -> None:
-    """Encode by so many processes."""
-    run("encode", "run", *arguments, "--engine", engine, "--processes", str(count))
-
-
-def check_ways(folder: Path, model: Path, texts: list[str]) -> int:
-    """Print a table of all ways to encode, and return how many differ from one run."""
-    ways: dict[str, Callable[[tuple[str, ...]], None]] = {
-        **{f"{count} parts": partial(by_parts, count=count) for count in (1, 2, 3, 7)},
-        **{f"{count} processes": partial(by_processes, count=count) for count in (1, 2, 3)},
-        **{f"{count} processes of Ray": partial(by_processes, count=count, engine="ray") for count in (1, 2, 3, 4)},
-    }
-    print(f"| as one run | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}", flush=True)
-    expected = {}
-    for kind in KINDS:
-        corpus, output = write(folder, kind, texts), folder / "whole" / "vectors"
-        output.parent.mkdir(exist_ok=True)
-        run("infer", *what(model, corpus, output), "--force")
-        expected[kind] = contents_of(output)
-    wrong = 0
-    for name, encode in ways.items():
-        cells = []
-        for kind in KINDS:
-            output = folder / "vectors"
-            remove(output)
-            encode(what(model, folder / f"corpus.{kind}", output))
-            same = contents_of(output) == expected[kind]
-            wrong += not same
-            cells.append(f"{len(expected[kind])} files" if same else "DIFFERENT")
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
-    return wrong
-
-
 def descendants(word: str, process: int) -> list[int]:
     """Return the descendants of a process with a word in their command."""
     try:
@@ -124,7 +77,7 @@ def descendants(word: str, process: int) -> list[int]:
 def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine: str) -> dict[str, int]:
     """Run until all is encoded, killing something at a random moment; return how often each was killed."""
     chance = random.Random(0)  # noqa: S311  no secret
-    corpus = write(folder, "jsonl", texts)
+    corpus = write(folder, texts)
     counts = dict.fromkeys(_COLUMNS, 0)
     whole = folder / "whole" / "vectors"
     run("infer", *what(model, corpus, whole), "--force")
@@ -191,7 +144,7 @@ def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int) -> di
 
         os.environ.update(store.kind.environment(store.address))
         store.faults.error, store.faults.after, store.faults.dropped = 0.03, 0.02, 0.02
-        corpus = write(folder, "jsonl", texts)
+        corpus = write(folder, texts)
         run("infer", *what(model, corpus, f"{store.uri}/whole"), "--force")
         expected = without_names("whole")
         while counts["workers"] < kills:
@@ -217,7 +170,7 @@ def measure_overhead(folder: Path, model: Path, num_texts: int, rounds: int, cou
 
     from onnxtool.encoding import RunOptions, VectorOptions, encode_parts
 
-    corpus = write(folder, "jsonl", documentation_texts(num_texts))
+    corpus = write(folder, documentation_texts(num_texts))
     ray.init(include_dashboard=False, log_to_driver=False)
     print("\n| workers | local texts/s | Ray texts/s | Ray / local, of the same round |\n|---:|---:|---:|---|")
     for workers in counts:
@@ -237,24 +190,20 @@ def main() -> int:
     """Print the tables; see the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=600)
-    parser.add_argument("--kills", type=int, default=100, help="for each row of the second table")
+    parser.add_argument("--kills", type=int, default=100, help="for each row of the table")
     parser.add_argument("--overhead", type=int, default=0, metavar="TEXTS", help="measure Ray with so many texts")
     parser.add_argument("--workers", type=int, nargs="+", default=(1, 2), help="of --overhead")
     parser.add_argument("--rounds", type=int, default=5, help="of --overhead")
-    parser.add_argument("--only", choices=("ways", "kills", "overhead"))
     arguments = parser.parse_args()
     print(f"On {describe_machine()}, {arguments.texts} texts in shards of {SHARD}:\n")
     wrong = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _, _, int8 = make_minilm(folder)
-        texts = documentation_texts(arguments.texts)
-        if arguments.only in (None, "ways"):
-            wrong += check_ways(folder, int8, texts)
-        if arguments.only in (None, "kills"):
-            wrong += check_kills(folder, int8, texts, arguments.kills)
         if arguments.overhead:
             measure_overhead(folder, int8, arguments.overhead, arguments.rounds, arguments.workers)
+        else:
+            wrong = check_kills(folder, int8, documentation_texts(arguments.texts), arguments.kills)
     return 1 if wrong else 0
 
 

@@ -73,8 +73,7 @@ def corpus(tmp_path: Path) -> Path:
 def test_parts_are_one_run(tmp_path: Path, kind: str) -> None:
     """However many there are, in whichever order, the manifest and the rejects included.
 
-    Ids occur twice in a split, in two of them, and in two files. scripts/check_encoding.py splits each kind into all of
-    these numbers.
+    Ids occur twice in a split, in two of them, and in two files.
     """
     model, corpus = dense_model(tmp_path), collection(tmp_path, kind)
     expected = whole(tmp_path, model, corpus)
