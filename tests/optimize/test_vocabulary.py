@@ -57,8 +57,9 @@ def outputs(path: Path, texts: list[str], folder: Path | None = None) -> list[ND
 def test_vectors_of_texts_are_equal_bit_by_bit(
     trained: Path, workshop: Workshop, tmp_path: Path, precision: str, width: int
 ) -> None:
-    """With trained weights, after the same passes, and in int8 with the same calibration."""
-    texts = write_texts(tmp_path / "texts.jsonl")
+    """With trained weights, after the same passes, and in int8 calibrated on the same texts, not on the default."""
+    given = TEXTS if precision == "fp32" else [text[: len(text) // 3] for text in TEXTS]
+    texts = write_texts(tmp_path / "texts.jsonl", given)
     whole = tmp_path / "whole.onnx"
     source = trained if precision == "fp32" else workshop.exported("tiny-encoder", exporter="torchscript")
     calibration = None if precision == "fp32" else texts
@@ -66,11 +67,11 @@ def test_vectors_of_texts_are_equal_bit_by_bit(
         OptimizeOptions(source, output=whole, precision=precision, calibration=calibration, timing=False, verify=False)
     )
     found = cut(source, tmp_path / "cut.onnx", vocabulary=texts, precision=precision)
-    assert found.num_equal == found.num_run == len(TEXTS) == found.num_texts
+    assert found.num_equal == found.num_run == len(given) == found.num_texts
     assert found.rows < found.rows_before / 4
     assert found.weight_bytes_before - found.weight_bytes == (found.rows_before - found.rows) * width * 4
     for one, two in zip(
-        outputs(whole, TEXTS, source.with_suffix("")), outputs(tmp_path / "cut.onnx", TEXTS), strict=True
+        outputs(whole, given, source.with_suffix("")), outputs(tmp_path / "cut.onnx", given), strict=True
     ):
         np.testing.assert_array_equal(one, two)
 
