@@ -165,17 +165,6 @@ def _watch_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-def test_an_input_that_no_tokenizer_gives_is_refused(tmp_path: Path) -> None:
-    """It is named, with those that a tokenizer has."""
-    writer = model_for("fill-mask", table(V, V), "logits", inputs=("input_ids", "decoder_input_ids"))
-    with pytest.raises(InputError, match="has the input decoder_input_ids") as caught:
-        infer(write_model(tmp_path, writer), ["red cat"])
-    assert "--task text2text-generation-with-past" in caught.value.hint
-    model = model_for("fill-mask", table(V, V), "logits", inputs=("input_ids", "pixel_values"))
-    with pytest.raises(InputError, match="has the input pixel_values, which no tokenizer gives"):
-        infer(write_model(tmp_path, model), ["red cat"])
-
-
 def test_an_input_of_text_is_refused(tmp_path: Path) -> None:
     """A graph with a tokenizer inside takes strings, which is another contract."""
     path = save_graph(

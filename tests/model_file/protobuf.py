@@ -53,5 +53,6 @@ def everything() -> Any:
     model.graph.value_info.append(value("y", [2, "n"]))
     model.graph.quantization_annotation.add(tensor_name="y").quant_parameter_tensor_names.add(key="S", value="s")
     model.training_info.append(helper.make_training_info(body, [("a", "b")], None, None))
+    model.graph.metadata_props.add(key="graph", value="is not the model's")
     helper.set_model_props(model, {"onnxtool.steps": '[{"step":"export"}]'})
     return model

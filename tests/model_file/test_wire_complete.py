@@ -33,19 +33,6 @@ def test_functions_have_their_own_opsets_and_nodes(tmp_path: Path) -> None:
         assert sum(ours.ops.values()) == len(theirs.node)
 
 
-def test_training_is_read_apart_from_the_graph(tmp_path: Path) -> None:
-    """Its operators and weights count nowhere else."""
-    model = make_model([identity("n")])
-    start = helper.make_graph([identity("s")], "start", [], [value("w", [1])])
-    weight = numpy_helper.from_array(np.ones(2, np.float32), "rate")
-    step = helper.make_graph([identity("t"), identity("u")], "step", [], [value("w_new", [1])], [weight])
-    bindings = [("w", "w_new")], [("w", "s_out")]
-    model.training_info.append(helper.make_training_info(step, bindings[0], start, bindings[1]))
-    found = read(model, tmp_path)
-    assert (found.num_trainings, found.num_nodes) == (1, 1)
-    assert not found.initializers
-
-
 def test_annotations_are_passed_over(tmp_path: Path) -> None:
     """Of values that are quantized, and of what dimensions denote."""
     model = make_model([identity("n")], inputs=[value("image", ["N", 3, None]), value("plain", [1])])
@@ -55,15 +42,6 @@ def test_annotations_are_passed_over(tmp_path: Path) -> None:
     annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="s")
     annotation.quant_parameter_tensor_names.add(key="ZERO_POINT_TENSOR", value="z")
     assert read(model, tmp_path).inputs[0].shape == ("N", 3, None)
-
-
-def test_the_model_says_what_it_is(tmp_path: Path) -> None:
-    """The metadata of the graph are not those of the model."""
-    model = make_model([identity("n")])
-    model.graph.metadata_props.add(key="graph", value="g")
-    helper.set_model_props(model, {"model": "m"})
-    found = read(model, tmp_path)
-    assert found.metadata == {"model": "m"}
 
 
 def test_values_of_a_sparse_tensor_are_an_initializer(tmp_path: Path) -> None:

@@ -118,6 +118,14 @@ def _graphs(graph: Any) -> list[Any]:
     return [graph, *(deeper for inner in inside for deeper in _graphs(inner))]
 
 
+@pytest.mark.parametrize("data", SEEDS, ids=["everything", "dynamic", "identity"])
+def test_sound_models_are_read_as_onnx_reads_them(folder: Path, data: bytes) -> None:
+    """Training and the metadata of graphs apart from the model's."""
+    structure = read_or_refuse(folder / "sound.onnx", data)
+    assert structure is not None
+    assert_as_onnx_reads_it(structure, data)
+
+
 @pytest.mark.parametrize("chunk", range(NUM_CHUNKS))
 def test_damaged_models_are_read_as_onnx_reads_them_or_refused(folder: Path, chunk: int) -> None:
     """Random damage to bytes: no other error, no hang, and never another count than protobuf's parser has."""

@@ -71,14 +71,6 @@ def test_mappings_say_what_was_added_removed_and_changed(difference: Difference)
     assert delta.metadata == MappingDelta({"c": ""}, {"a": "1"}, {"b": Change("2", "3")})
 
 
-def test_a_model_does_not_differ_from_itself(difference: Difference) -> None:
-    """Nothing is added, removed or changed."""
-    path = Path(difference.model.path)
-    delta = compare_models(path, path).delta
-    assert not any((delta.num_nodes, delta.num_parameters, delta.size_bytes, delta.duplicate_bytes))
-    assert not any((delta.ops, delta.inputs, delta.outputs, delta.opsets, delta.metadata))
-
-
 def weights_of(folder: Path, name: str, **arrays: Any) -> Path:
     tensors = [numpy_helper.from_array(np.asarray(array, np.float32), key) for key, array in arrays.items()]
     onnx.save(make_model([helper.make_node("Relu", ["x"], ["y"], name="/bert/layer.0/Relu")], tensors), folder / name)
