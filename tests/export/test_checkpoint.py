@@ -44,23 +44,66 @@ def change_config(folder: Path, change: Callable[[dict[str, Any]], object]) -> N
     path.write_text(json.dumps(config))
 
 
-def load(folder: Path, **options: Any) -> Any:
+def opened(folder: Path, **options: Any) -> tuple[Any, Any]:
     checkpoint = Checkpoint.open(Source.find(str(folder)), **options)
+    return checkpoint, checkpoint.load_model(dtype="float32", device="cpu", attention=None)
+
+
+def load(folder: Path, **options: Any) -> Any:
+    checkpoint, model = opened(folder, **options)
     checkpoint.load_tokenizer()
-    return checkpoint.load_model(dtype="float32", device="cpu", attention=None)
+    return model
+
+
+def without_tokenizer(folder: Path) -> None:
+    """Transformers would make up a tokenizer of five entries."""
+    for name in ("tokenizer.json", "vocab.txt"):
+        (folder / name).unlink()
+
+
+def without_weights(folder: Path) -> None:
+    """A model_type that does not exist as well: names are read in a moment, transformers takes seconds."""
+    change_config(folder, lambda config: config.update(model_type="bert9"))
+    (folder / "model.safetensors").unlink()
+
+
+def truncate(folder: Path) -> None:
+    """A download that broke off."""
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def ask_for_memory(folder: Path) -> None:
+    """The tokenizer library allocates what its table of characters says: 4 GB."""
+    path = folder / "tokenizer.json"
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "/////wAAAAA="}
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"normalizer": normalizer}), "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message", "hint"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), r"has no config\.json", "model.safetensors"),
+        (without_weights, "has no weights", ""),
+        (without_tokenizer, "has no tokenizer", ""),
+        (truncate, "cannot load", ""),
+        (lambda folder: (folder / "config.json").write_text("{"), r"config\.json|JSON", ""),
+        (ask_for_memory, r"tokenizer\.json of .* is malformed: it asks for more than", ""),
+    ],
+    ids=["no config", "no weights", "no tokenizer", "truncated", "no JSON", "memory"],
+)
+def test_files_that_are_missing_or_damaged_are_one_error(
+    folder: Path, damage: Callable[[Path], object], message: str, hint: str
+) -> None:
+    damage(folder)
+    with pytest.raises(CheckpointError, match=message) as error:
+        load(folder)
+    assert hint in error.value.hint
 
 
 def test_the_architecture_of_config_json_is_loaded(folder: Path) -> None:
     """A masked language model keeps its head, without which a SPLADE vector would be a hidden state."""
     assert type(load(folder)).__name__ == "BertForMaskedLM"
-
-
-def test_a_folder_without_config_says_what_belongs_there(folder: Path) -> None:
-    """The hint lists the files of a checkpoint."""
-    (folder / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"has no config\.json") as error:
-        load(folder)
-    assert "model.safetensors" in error.value.hint
 
 
 def test_a_path_with_nothing_at_it_is_not_asked_of_the_hub(tmp_path: Path) -> None:
@@ -168,22 +211,6 @@ def test_a_config_without_architecture_names_the_candidates(folder: Path) -> Non
     assert type(load(folder, task="fill-mask")).__name__ == "BertForMaskedLM"
 
 
-def test_weights_are_looked_for_before_the_configuration_is_understood(folder: Path) -> None:
-    """Their names are read in a moment, transformers takes seconds."""
-    change_config(folder, lambda config: config.update(model_type="bert9"))
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="has no weights"):
-        load(folder)
-
-
-def test_a_model_without_tokenizer_is_refused(folder: Path) -> None:
-    """Transformers would make up a tokenizer of five entries."""
-    for name in ("tokenizer.json", "vocab.txt"):
-        (folder / name).unlink()
-    with pytest.raises(CheckpointError, match="has no tokenizer"):
-        load(folder)
-
-
 def test_pickled_weights_load_only_where_that_is_asked_for(folder: Path) -> None:
     """They can run code when they are read; else they are the same weights."""
     weights = load_file(folder / "model.safetensors")
@@ -262,21 +289,6 @@ def test_missing_weights_are_named_or_made_up_where_that_is_asked_for(folder: Pa
     assert torch.equal(first, second)
 
 
-def test_truncated_weights_are_no_traceback(folder: Path) -> None:
-    """A download that broke off."""
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(CheckpointError, match="cannot load"):
-        load(folder)
-
-
-def test_a_config_that_is_not_json_is_said_so(folder: Path) -> None:
-    """The file and the place are named."""
-    (folder / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"config\.json|JSON"):
-        load(folder)
-
-
 def test_a_task_that_the_model_has_no_class_for_lists_those_it_has(folder: Path) -> None:
     """CLIP has no masked language model."""
     (folder / "config.json").write_text(json.dumps({"model_type": "clip", "architectures": ["CLIPModel"]}))
@@ -303,28 +315,14 @@ def test_a_checkpoint_that_does_not_say_how_it_pools_gets_no_embedding_head(fold
         read_head("embedding", Source.find(str(folder)))
 
 
-def test_a_tokenizer_that_would_fill_the_memory_is_refused(folder: Path) -> None:
-    """The library allocates what its table of characters says: 4 GB."""
-    path = folder / "tokenizer.json"
-    normalizer = {"type": "Precompiled", "precompiled_charsmap": "/////wAAAAA="}
-    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"normalizer": normalizer}), "utf-8")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json of .* is malformed: it asks for more than"):
-        load(folder)
-
-
 def saved(model: Any, folder: Path) -> Path:
     """Save a model with the little that loading it takes."""
     model.save_pretrained(folder)
     return folder
 
 
-def load_saved(folder: Path, **options: Any) -> tuple[Checkpoint, Any]:
-    checkpoint = Checkpoint.open(Source.find(str(folder)), **options)
-    return checkpoint, checkpoint.load_model(dtype="float32", device="cpu", attention=None)
-
-
 T5_SIZES: dict[str, Any] = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}
-BERT_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
 }  # fmt: skip
 
@@ -335,13 +333,13 @@ def test_layers_that_stand_deeper_in_the_names_are_counted_too(tmp_path: Path) -
     folder = saved(transformers.ResNetForImageClassification(config), tmp_path / "resnet")
     change_config(folder, lambda config: config.update(depths=[1, 1]))
     with pytest.raises(CheckpointError, match=r"more layers than config\.json states: .*stages\.1\.layers\.1"):
-        load_saved(folder)
+        opened(folder)
 
 
 @pytest.mark.parametrize(
     ("model", "field", "layer"),
     [
-        (lambda: transformers.BertModel(transformers.BertConfig(**BERT_SIZES)), "num_hidden_layers", "encoder.layer.0"),
+        (lambda: transformers.BertModel(transformers.BertConfig(**SIZES)), "num_hidden_layers", "encoder.layer.0"),
         (
             lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5_SIZES)),
             "num_decoder_layers",
@@ -357,17 +355,17 @@ def test_a_config_that_counts_no_layers_leaves_none_out(
     folder = saved(model(), tmp_path / "model")
     change_config(folder, lambda config: config.update({field: 0}))
     with pytest.raises(CheckpointError, match=rf"more layers than config\.json states: .*{layer}"):
-        load_saved(folder)
+        opened(folder)
 
 
 def test_what_another_head_leaves_over_is_no_layer(tmp_path: Path) -> None:
     """The decoder beside an encoder, and what BERT was trained with beside its masked language model."""
     t5 = saved(transformers.T5ForConditionalGeneration(transformers.T5Config(**T5_SIZES)), tmp_path / "t5")
     change_config(t5, lambda config: config.update(architectures=["T5EncoderModel"]))
-    _, encoder = load_saved(t5)
+    _, encoder = opened(t5)
     assert type(encoder).__name__ == "T5EncoderModel"
-    bert = saved(transformers.BertForPreTraining(transformers.BertConfig(**BERT_SIZES)), tmp_path / "bert")
-    checkpoint, _ = load_saved(bert, task="fill-mask")
+    bert = saved(transformers.BertForPreTraining(transformers.BertConfig(**SIZES)), tmp_path / "bert")
+    checkpoint, _ = opened(bert, task="fill-mask")
     assert any("left out" in note and "cls.seq_relationship.weight" in note for note in checkpoint.notes)
 
 
@@ -456,9 +454,6 @@ def test_every_task_names_a_class_that_transformers_has() -> None:
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
 
 IDS = torch.tensor([[2, 7, 8, 9, 3]])
-SIZES: dict[str, Any] = {
-    "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
-}  # fmt: skip
 
 
 def lora(**settings: Any) -> Any:
@@ -489,11 +484,6 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def merged(folder: Path) -> Any:
-    checkpoint = Checkpoint.open(Source.find(str(folder)))
-    return checkpoint, checkpoint.load_model(dtype="float32", device="cpu", attention=None)
-
-
 def test_a_folder_of_an_adapter_is_exported_with_its_base(base: Path, adapter: Path, tmp_path: Path) -> None:
     """The file computes what PEFT's model computes, with the tokenizer of the base."""
     model = transformers.BertForMaskedLM.from_pretrained(base)
@@ -515,7 +505,7 @@ def test_an_adapter_beside_its_model_is_merged_into_it(base: Path, adapter: Path
     folder = shutil.copytree(base, tmp_path / "both")
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copy(adapter / name, folder / name)
-    checkpoint, model = merged(folder)
+    checkpoint, model = opened(folder)
     wanted = peft.PeftModel.from_pretrained(transformers.BertForMaskedLM.from_pretrained(base), adapter)
     wanted = wanted.merge_and_unload()
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in wanted.state_dict().items())
@@ -540,7 +530,7 @@ def test_a_head_that_the_adapter_brings_decides_on_the_labels(tmp_path: Path, la
     transformers.BertForPreTraining(transformers.BertConfig(**SIZES)).save_pretrained(base)
     model = transformers.BertForSequenceClassification.from_pretrained(base, num_labels=labels)
     adapted = save_adapter(base, model, lora(task_type="SEQ_CLS"), tmp_path / "adapter")
-    checkpoint, found = merged(tmp_path / "adapter")
+    checkpoint, found = opened(tmp_path / "adapter")
     assert checkpoint.architecture == "BertForSequenceClassification"
     assert len(checkpoint.adapted_config["id2label"]) == labels
     with torch.no_grad():
@@ -581,7 +571,7 @@ def test_adapters_whose_tensors_do_not_fit_are_refused(
     change(weights)
     save_file(weights, folder / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=message):
-        merged(folder)
+        opened(folder)
 
 
 @pytest.mark.parametrize(
@@ -600,16 +590,16 @@ def test_adapters_whose_settings_lead_nowhere_say_so(
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
     with pytest.raises(CheckpointError, match=message):
-        merged(folder)
+        opened(folder)
 
 
-def test_an_adapter_of_prompts_cannot_be_merged(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_prompts_cannot_be_opened(base: Path, tmp_path: Path) -> None:
     """It changes inputs."""
     model = transformers.BertForMaskedLM.from_pretrained(base)
     config = peft.PromptTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=2)
     save_adapter(base, model, config, tmp_path / "prompts")
     with pytest.raises(CheckpointError, match=r"\(PROMPT_TUNING\) cannot be merged .*: it changes inputs"):
-        merged(tmp_path / "prompts")
+        opened(tmp_path / "prompts")
 
 
 def test_without_peft_an_adapter_is_an_error(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
