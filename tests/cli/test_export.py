@@ -84,14 +84,3 @@ def test_an_output_that_exists_is_refused_at_once(workshop: Workshop, tmp_path: 
     assert "exists already" in done.stderr
     assert "--force" in done.stderr
     assert (tmp_path / "m.onnx").read_text() == "precious"
-
-
-def test_a_hub_id_without_a_network_says_how_to_go_on(tmp_path: Path) -> None:
-    """HF_HUB_OFFLINE is set, and nothing of the kind is in the cache."""
-    done = run_onnxtool(
-        tmp_path, "export", "--model_name", "nobody/nothing", HF_HOME=str(tmp_path / "cache"), HF_HUB_OFFLINE="1"
-    )
-    assert done.returncode == 1
-    assert "error: cannot reach the hub for nobody/nothing" in done.stderr
-    assert "without a network, pass a folder" in done.stderr
-    assert not (tmp_path / "models").exists()

@@ -25,7 +25,6 @@ from tests.infer.tiny_models import (
     ids_of,
     model_for,
     rows_of,
-    splade_terms,
     table,
     write_checkpoint,
     write_model,
@@ -55,19 +54,6 @@ def test_an_embedder_gives_an_array(tmp_path: Path) -> None:
     assert vectors.dtype == np.float32
     for vector, text in zip(vectors, TEXTS, strict=True):
         np.testing.assert_allclose(vector, _mean(text) / np.linalg.norm(_mean(text)), atol=1e-6)
-
-
-def test_a_sparse_encoder_gives_terms(tmp_path: Path) -> None:
-    """By their ids in rows, and by their names; framing tokens only where they are asked for."""
-    model = onnxtool.load(_sparse(tmp_path), provider="cpu")
-    vectors = model.encode(TEXTS)
-    assert isinstance(vectors, SparseVectors)
-    for text, terms in zip(TEXTS, vectors.terms(), strict=True):
-        assert terms == pytest.approx(splade_terms(table(V, V), text), rel=1e-6)
-    kept = model.encode(TEXTS, keep_special=True)
-    assert isinstance(kept, SparseVectors)
-    assert kept.indptr[-1] > vectors.indptr[-1]
-    assert any("[CLS]" in terms for terms in kept.terms())
 
 
 def test_answers_hold_the_vectors(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from onnx import TensorProto
 
 from onnxtool.errors import ModelFileError
 from onnxtool.model_file.wire import read_structure
-from tests.cli.entry_point import run_onnxtool
-from tests.graphs import external_tensor, identity, make_model, refer_to, value
+from tests.graphs import external_tensor, identity, make_model, value
 from tests.model_file.protobuf import field
 
 MODEL: bytes = make_model([identity("n")]).SerializeToString()
@@ -99,16 +98,6 @@ def test_a_hostile_file_costs_little(tmp_path: Path, name: str) -> None:
         assert done.stdout == ""
 
 
-def test_lengths_beyond_the_file_are_refused(tmp_path: Path) -> None:
-    """A length of nearly 2^64, of any field at any depth, allocates nothing."""
-    path = tmp_path / "model.onnx"
-    length = b"\xff" * 9 + b"\x01"
-    for prefix in (b"\x3a", b"\x3a\x20\x2a", b"\x3a\x20\x0a", b"\x72", b"\xca\x01"):
-        path.write_bytes(MODEL + prefix + length)
-        with pytest.raises(ModelFileError, match="bytes where"):
-            read_structure(path)
-
-
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="links are POSIX")
 def test_links_to_a_model_are_followed_and_loops_refused(tmp_path: Path) -> None:
     """A link to a model is that model; one to itself, or to a device, is an error."""
@@ -120,32 +109,6 @@ def test_links_to_a_model_are_followed_and_loops_refused(tmp_path: Path) -> None
     for name in ("loop.onnx", "zero.onnx"):
         with pytest.raises(ModelFileError):
             read_structure(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("location", "reason"),
-    [
-        ("../weights.bin", "outside its folder"),
-        ("/etc/passwd", "outside its folder"),
-        ("link.bin", "outside its folder"),
-        ("gone.bin", "missing"),
-        ("short.bin", "has 100 bytes; the model refers to bytes up to 512"),
-        ("x" * 5000, "missing"),
-        ("nul\0.bin", "missing"),
-    ],
-)
-def test_external_data_elsewhere_or_past_its_end_is_refused(tmp_path: Path, location: str, reason: str) -> None:
-    """Stats says what is wrong with the data, and reads none of it."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (tmp_path / "weights.bin").write_bytes(bytes(1000))
-    (folder / "short.bin").write_bytes(bytes(100))
-    (folder / "link.bin").symlink_to("../weights.bin")
-    refer_to(folder / "model.onnx", location)
-    done = run_onnxtool(folder, "stats", "model.onnx")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert reason in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_hundred_thousand_references_to_data_are_checked_fast(tmp_path: Path) -> None:

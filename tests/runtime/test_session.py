@@ -27,16 +27,6 @@ def path(tmp_path: Path) -> Path:
     return TinyModel(table(15, 4), "logits", inputs=("input_ids", "attention_mask")).write(tmp_path / "model.onnx")
 
 
-def test_a_session_returns_outputs_by_name(path: Path) -> None:
-    """The values are those of the table, row by row."""
-    session = open_session(path, provider="cpu", threads=1)
-    assert session.input_names == ("input_ids", "attention_mask")
-    assert session.output_names == ("logits",)
-    outputs = session.run({"input_ids": IDS, "attention_mask": np.ones_like(IDS)})
-    assert list(outputs) == ["logits"]
-    np.testing.assert_array_equal(outputs["logits"], table(15, 4)[IDS])
-
-
 def test_a_session_says_how_it_was_loaded(path: Path) -> None:
     """On which provider, with how many threads, in which time."""
     session = open_session(path, provider="cpu", threads=2)

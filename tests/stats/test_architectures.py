@@ -119,15 +119,3 @@ def bytes_of(folder: Path, file: str, tensor: Any) -> bytes:
     with path.open("rb") as opened:
         opened.seek(start)
         return opened.read(length)
-
-
-def test_the_weights_of_a_trained_model_are_where_they_are_said_to_be(workshop: Any) -> None:
-    """The export that other tests work on, by its own way of tracing."""
-    path = workshop.exported("tiny-encoder")
-    model = onnx.load(path)
-    structure = read_structure(path)
-    assert_same_structure(structure, model)
-    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    for tensor in structure.initializers:
-        if tensor.payload is not None:
-            assert bytes_of(path.parent, path.name, tensor) == np.ascontiguousarray(arrays[tensor.name]).tobytes()
