@@ -6,20 +6,24 @@ torch (dynamo and TorchScript, sdpa and eager attention), and times the files in
 environment verify nothing and describe nothing; the others need virtual environments of their own: `--optimum DIR`
 (torch, optimum-onnx[onnxruntime]), `--olive DIR` (olive-ai) and `--inspectors DIR` (polygraphy, onnxslim, onnx). All
 peers stand in harness/peers.py.
+
+`sizes` exports and optimizes BERTs of up to 3 GB, and prints by how much a further byte of weights raises the peak.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench_precision import Contender, print_table, race
 from harness import peers
-from harness.processes import Command, compare, describe, run
+from harness.machine import describe_machine
+from harness.processes import Command, compare, describe, measure, run
 from make_models import ROOT
 
 ONNXTOOL = (sys.executable, "-m", "onnxtool")
@@ -28,7 +32,17 @@ WAYS = tuple((exporter, attention) for exporter in ("dynamo", "torchscript") for
 SHAPES = ((8, 128), (1, 128), (1, 16))
 UNVERIFIED = "onnxtool optimize --no_verify"
 MODEL = "splade-bert-base"  # of models/recipes.json
-SECTIONS = ("export", "optimize", "stats")
+SECTIONS = ("export", "optimize", "stats", "sizes")
+SIZES = {"MiniLM": (6, 384), "BERT-base": (12, 768), "BERT-large": (24, 1024), "BERT of 3 GB": (24, 1536)}
+_MAKE_SIZED = """
+import sys, torch, transformers
+source, target, layers, hidden = *sys.argv[1:3], *map(int, sys.argv[3:])
+config = transformers.BertConfig(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 64,
+                                 intermediate_size=4 * hidden)
+torch.manual_seed(0)
+transformers.BertModel(config).save_pretrained(target)
+transformers.AutoTokenizer.from_pretrained(source).save_pretrained(target)
+"""
 LARGE_BYTES, NUM_LARGE = 6 << 30, 64
 _MAKE_LARGE = f"""
 import onnx, sys
@@ -121,6 +135,33 @@ def optimize(way: tuple[str, str], checkpoint: Path, folder: Path, given: argpar
     print_table(contenders, race(contenders, SHAPES, 10, 0, folder), SHAPES, folder)
 
 
+def sizes(checkpoint: Path, folder: Path, names: Sequence[str]) -> None:
+    """Export, fuse and quantize a BERT of each size, once; the error is free, because the weights are random."""
+    print(f"\n{describe_machine()}\n\n| model | command | wall s | CPU s | peak MB | file MB | bytes a byte |")
+    print("|---|---|---:|---:|---:|---:|---:|")
+    bases: dict[str, tuple[float, float]] = {}
+    for name in names:
+        made, file = folder / name.replace(" ", "-"), folder / "sized" / "m.onnx"
+        run(*PYTHON, _MAKE_SIZED, str(checkpoint), str(made), *map(str, SIZES[name]))
+        output = file.with_name("optimized.onnx")
+        optimize = (*ONNXTOOL, "optimize", "--model_path", str(file), "--output", str(output), "--force")
+        commands = {
+            "export": (*ONNXTOOL, "export", "--model_name", str(made), "--output", str(file)),
+            "optimize": optimize,
+            "optimize to int8": (*optimize, "--precision", "int8", "--max_error", "1"),
+        }
+        weights = (made / "model.safetensors").stat().st_size / 1e6
+        for what, words in commands.items():
+            wall, cpu, peak = measure(words)
+            written = file if what == "export" else output
+            size = sum(one.stat().st_size for one in written.parent.glob(f"{written.name}*")) / 1e6
+            base = bases.setdefault(what, (weights, peak))
+            slope = "" if base[0] == weights else f"{(peak - base[1]) / (weights - base[0]):.2f}"
+            print(f"| {name} | {what} | {wall:.1f} | {cpu:.1f} | {peak:.0f} | {size:.0f} | {slope} |", flush=True)
+        shutil.rmtree(made)
+        shutil.rmtree(file.parent)
+
+
 def main() -> int:
     """Measure the sections that are asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -129,6 +170,7 @@ def main() -> int:
     parser.add_argument("--optimum", type=Path, metavar="DIR", help="a virtual environment with optimum-onnx")
     parser.add_argument("--olive", type=Path, metavar="DIR", help="one with olive-ai")
     parser.add_argument("--inspectors", type=Path, metavar="DIR", help="one with polygraphy, onnxslim and onnx")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="of the section of that name")
     given = parser.parse_args()
     if unknown := set(given.sections) - set(SECTIONS):
         parser.error(f"no such section: {', '.join(sorted(unknown))}")
@@ -143,7 +185,9 @@ def main() -> int:
         if "stats" in chosen and "export" not in chosen:
             run(*contenders("export", checkpoint, folder, given)[0].words)
         for section in (one for one in SECTIONS if one in chosen):
-            if section == "optimize":
+            if section == "sizes":
+                sizes(checkpoint, folder, given.sizes)
+            elif section == "optimize":
                 for way in WAYS:
                     optimize(way, checkpoint, folder, given)
             else:
