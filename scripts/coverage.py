@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--effort", choices=EFFORTS, default=EFFORTS[0], help="how much is cut; depth: no widths")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS[:2])
     parser.add_argument("--provider", default="cpu", help="what files are optimized for, and judged on")
+    parser.add_argument("--onnxslim", default="", help="its program: race fp32 beside it and onnxruntime's optimizer")
     parser.add_argument("--jobs", type=int, default=2, help="how many types at a time")
     parser.add_argument("--output", type=Path, default=_SCRIPTS.parent / "build" / "coverage.md")
     parser.add_argument("--resume", action="store_true", help="keep what the results have already")
@@ -47,7 +48,7 @@ def main() -> int:
     if arguments.resume and results.exists():
         known = json.loads(results.read_text("utf-8"))
     isolation = Isolation(PRELOADED, STEP_GB)
-    options = (arguments.effort, arguments.precisions, arguments.provider)
+    options = (arguments.effort, arguments.precisions, arguments.provider, arguments.onnxslim)
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(arguments.jobs) as pool:
         trials = [
             Trial(task, model_type, Path(name, task, model_type), isolation, *options)

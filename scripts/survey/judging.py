@@ -5,6 +5,7 @@ The exported file has answered the same questions as PyTorch does, so its answer
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 from zoo.checkpoint import first_line
 from zoo.tasks import find_task
@@ -24,6 +26,7 @@ PRECISIONS = ("fp32", "int8", "bf16")
 _TOLERANCES = {"": 1e-4, "fp32": 1e-4, "int8": float("inf"), "bf16": float("inf")}
 _COSINES = {"": -1.0, "fp32": 0.9999, "int8": 0.97, "bf16": 0.999}
 _TURNS = 12  # the first one warms up
+_PEER_TURNS = 40
 
 
 def judge(
@@ -109,6 +112,29 @@ def race(
         seconds.append(row)
     cpu, plain, ours = (statistics.median(times) for times in zip(*seconds[1:], strict=True))
     return [cpu / ours, plain / ours]
+
+
+def race_peers(task: str, folder: str, files: Mapping[str, str]) -> dict[str, list[float]]:
+    """Return the nodes of each file and its time as a ratio to that of the first, which is ours.
+
+    In turns, on one thread, in CPU time, the shortest of many runs, for the smallest question and the largest.
+    """
+    contenders = {name: {"model": open_session(path, tuned=True)} for name, path in files.items()}
+    asked = sorted(
+        questions(find_task(task), Path(folder), next(iter(contenders.values()))),
+        key=lambda one: sum(x.size for x in one.feeds.values()),
+    )
+    found = {name: [float(len(onnx.load(path, load_external_data=False).graph.node))] for name, path in files.items()}
+    for question in (asked[0], asked[-1]):
+        least = dict.fromkeys(contenders, math.inf)
+        for turn in range(_PEER_TURNS):
+            for name in list(contenders)[:: 1 if turn % 2 else -1]:
+                start = time.process_time()
+                ask(contenders[name], question)
+                least[name] = min(least[name], time.process_time() - start)
+        for name, seconds in least.items():
+            found[name].append(seconds / next(iter(least.values())))
+    return found
 
 
 def _open_sessions(files: Mapping[str, str], provider: str = "cpu") -> dict[str, Any]:

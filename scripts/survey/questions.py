@@ -21,6 +21,7 @@ from zoo.running import Feeds, audio_feeds, generate, image_feeds, load_model, r
 from zoo.tasks import Task
 
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY
 from onnxtool.runtime.providers import apply_provider
 from onnxtool.runtime.session import find_provider
 
@@ -64,10 +65,11 @@ class Question:
     start: int = 0
 
 
-def open_session(path: str, level: str = "ENABLE_ALL", *, provider: str = "cpu") -> Any:
+def open_session(path: str, level: str = "ENABLE_ALL", *, provider: str = "cpu", tuned: bool = False) -> Any:
     """Open a graph with onnxruntime as users do, on one thread; `level` is what onnxruntime optimizes in it.
 
-    On another provider than the CPU's, it runs in the precision that the file is for.
+    On another provider than the CPU's, it runs in the precision that the file is for. `tuned`: without the optimizers
+    that the file says a session should not run, as onnxtool opens it.
 
     Raises:
         Exception: onnxruntime does not load it.
@@ -79,7 +81,10 @@ def open_session(path: str, level: str = "ENABLE_ALL", *, provider: str = "cpu")
     providers: Any = ["CPUExecutionProvider"]
     if provider != "cpu":
         providers = apply_provider(options, find_provider(ModelFile.open(Path(path)), provider)[0], 1)
-    return onnxruntime.InferenceSession(path, options, providers=providers)
+    disabled = ModelFile.open(Path(path)).metadata.get(DISABLED_OPTIMIZERS_KEY, "").split(",") if tuned else []
+    return onnxruntime.InferenceSession(
+        path, options, providers=providers, disabled_optimizers=list(filter(None, disabled))
+    )
 
 
 def questions(task: Task, folder: Path, sessions: Mapping[str, Any]) -> Iterator[Question]:

@@ -20,6 +20,10 @@ bf16, which another provider than the CPU's multiplies in, must have a cosine of
 1.90x, 1.02x are the times of the exported file on the CPU and on the provider, as ratios to that of the optimized one
 on the provider.
 """
+_BESIDE = """
+Nodes, and the time on one thread as a ratio to that of onnxtool's file, with the smallest and the largest inputs.
+"""
+PEERS = ("onnxtool", "plain", "onnxruntime", "onnxslim")
 _VERDICTS = ("right", "refused", "wrong", "crashed")
 Results = Mapping[str, Mapping[str, Any]]
 
@@ -50,6 +54,10 @@ def render(results: Results) -> str:
         "## Optimization\n",
         _table(" | ".join(["task", "right exports", *columns]), [*optimized, _optimized("all", results, precisions)]),
     ]
+    raced = [(key, one["optimized"]["fp32"]["peers"]) for key, one in sorted(results.items()) if _has_peers(one)]
+    if raced:
+        rows = [_beside_peers(key, found) for key, found in raced]
+        parts += ["## Beside peers\n", _BESIDE, _table(" | ".join(["type", *PEERS]), rows)]
     for task, types in by_task.items():
         head = f"type | verdict | way | s | why | {' | '.join(precisions)} | attention"
         parts += [f"## {task.name}\n", _table(head, [_details(*one, precisions) for one in types.items()])]
@@ -89,6 +97,19 @@ def _details(model_type: str, result: Mapping[str, Any], precisions: Sequence[st
         verdicts.append(_cell("; ".join(filter(None, [one["verdict"], one["reason"], *speeds, *left_out]))))
     attention = " of ".join(map(str, optimized.get("fp32", {}).get("attentions", ())))
     return [model_type, tried["verdict"] + star, way, tried["seconds"], _cell(tried["reason"]), *verdicts, attention]
+
+
+def _has_peers(result: Mapping[str, Any]) -> bool:
+    return bool(result.get("optimized", {}).get("fp32", {}).get("peers"))
+
+
+def _beside_peers(key: str, found: Mapping[str, Any]) -> list[Any]:
+    """Return nodes of each file, and its times as ratios to those of ours, or the reason why there is no file."""
+    cells = []
+    for name in PEERS:
+        one = found.get(name, "")
+        cells.append(_cell(one) if isinstance(one, str) else f"{one[0]:.0f}, {one[1]:.2f}x, {one[2]:.2f}x")
+    return [key, *cells]
 
 
 def _table(head: str, rows: list[list[Any]]) -> str:

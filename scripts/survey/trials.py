@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from harness.isolation import BUG, Isolation, Outcome
 from zoo.checkpoint import NotRunnableError, make_checkpoint
 from zoo.tasks import find_task
 
-from survey.judging import judge, race
+from survey.judging import judge, race, race_peers
 
 STEP_S, STEP_GB = 300.0, 8.0  # what one step may take
 PRELOADED = (
@@ -71,6 +72,20 @@ def optimize(files: dict[str, str], outputs: dict[str, str], precision: str, pro
     return {"attentions": [found, expected], "left_out": left_out}
 
 
+def optimize_with_onnxruntime(source: str, output: str, model_type: str) -> None:
+    """Run the optimizer that onnxruntime brings, for its own kind of the model type, and BERT's for others."""
+    from onnxruntime.transformers.optimizer import MODEL_TYPES, optimize_model
+
+    kind = {"dinov2": "vit", "deit": "vit"}.get(model_type, model_type)
+    made = optimize_model(source, model_type=kind if kind in MODEL_TYPES else "bert")
+    made.save_model_to_file(output)
+
+
+def optimize_with_onnxslim(source: str, output: str, program: str) -> None:
+    """Run onnxslim's program, which lives in an environment of its own."""
+    subprocess.run([program, source, output], check=True, stdout=subprocess.DEVNULL)
+
+
 @dataclass(frozen=True)
 class Trial:
     """A model type, its task, the folder for its files, what runs its steps, and what is tried.
@@ -78,6 +93,7 @@ class Trial:
     Attributes:
         effort: how much of the default configuration is cut, see EFFORTS.
         provider: what files are optimized for, and judged on.
+        onnxslim: its program, to race float32 beside it and onnxruntime's optimizer; empty for no race with peers.
     """
 
     task: str
@@ -87,6 +103,7 @@ class Trial:
     effort: str
     precisions: Sequence[str]
     provider: str
+    onnxslim: str = ""
 
     @property
     def key(self) -> str:
@@ -147,7 +164,26 @@ class Trial:
         judged = self._judge(f"{precision}-judge", files, outputs, precision, self.provider)
         checkpoint = str(self.folder / "checkpoint")
         raced = self._step(f"{precision}-race", race, self.task, checkpoint, files, outputs, self.provider)
-        return {**outcome.value, **judged, "speeds": raced.value or []}
+        found = {**outcome.value, **judged, "speeds": raced.value or []}
+        if self.onnxslim and precision == "fp32" and not find_task(self.task).has_cache:
+            found["peers"] = self._race_peers(files["model"], outputs["model"], checkpoint)
+        return found
+
+    def _race_peers(self, plain: str, ours: str, checkpoint: str) -> dict[str, Any]:
+        """Return nodes and times of the export and of each peer's file beside ours, or why there is none."""
+        files, failed = {"onnxtool": ours, "plain": plain}, {}
+        for name, step, argument in (
+            ("onnxruntime", optimize_with_onnxruntime, self.model_type),
+            ("onnxslim", optimize_with_onnxslim, self.onnxslim),
+        ):
+            output = str(Path(plain).with_name(f"{name}.onnx"))
+            made = self._step(name, step, plain, output, argument)
+            if made.exit_code:
+                failed[name] = _why_ended(made)
+            else:
+                files[name] = output
+        raced = self._step("peers", race_peers, self.task, checkpoint, files)
+        return {**(raced.value or {"onnxtool": _why_ended(raced)}), **failed}
 
     def _judge(self, name: str, *files: Any) -> dict[str, Any]:
         judged = self._step(name, judge, self.task, str(self.folder / "checkpoint"), *files)
