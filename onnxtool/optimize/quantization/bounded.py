@@ -1,7 +1,7 @@
 """Quantize a model within a bound on its error: the fewest layers stay in higher precision so that it holds.
 
 One session measures any choice of layers: the model contains each layer in float32 and in fewer bits, and an input that
-selects between them. Building and loading a model for each choice would take minutes.
+selects the branch to compute. Building and loading a model for each choice would take minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtool.errors import PassError
-from onnxtool.graph.edit import replace
+from onnxtool.graph.edit import bodies, replace
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import fill_types, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.kept import patterns_of
@@ -32,7 +33,7 @@ from onnxtool.progress import counted, tell
 from onnxtool.runtime.difference import Spread, spreads_of
 from onnxtool.runtime.running import Arrays, Session
 
-_SWITCHES = "onnxtool.switches"
+_SWITCHES, _BRANCH = "onnxtool.switches", "onnxtool.branch_"
 
 
 @dataclass(frozen=True)
@@ -108,29 +109,50 @@ def open_switchable(
         _write_switches(layer, levels, switches, range(places[layer.name], num_switches, len(sizes)))
     precisions = tuple(level.precision for level in levels)
     computed = by_arithmetic(model)
-    session = open_written(computed.get(arithmetic, computed[EXACT]), folder)
+    chosen = computed.get(arithmetic, computed[EXACT])
+    _name_branches(chosen)
+    session = open_written(chosen, folder)
     spreads = spreads_of(expected, [padding_mask(given) for given in feeds])
     return SwitchableModel(sizes, precisions, feeds, expected, spreads, session)
 
 
 def _write_switches(layer: LinearLayer, levels: Sequence[Level], switches: ir.Value, places: Sequence[int]) -> None:
-    """Replace the result p of a layer by `p + switch * (int8 p - p)`, with one such term per level."""
+    """Replace the result of a layer by `If(switch, result in fewer bits, result)`, once per level.
+
+    Weights stay in the main graph, where those of several levels are shared.
+    """
     graph, last = layer.node.graph, layer.result.producer()
-    if graph is None or last is None:
+    if not isinstance(graph, ir.Graph) or last is None:
         raise ValueError(f"{layer.name} is in no graph")
     # First every consumer reads the new node, then the new node reads the layer.
     joint = ir.node("Identity", [None])
     graph.insert_after(last, joint)
     replace(layer.result, joint.outputs[0])
     layer.result.name = layer.result.name or f"{layer.name}_float32"  # a graph output has passed on its name
-    writer = Writer(joint)
-    total = layer.result
+    graph.opset_imports.setdefault(MICROSOFT, 1)
+    writer, total = Writer(joint), layer.result
     for level, place in zip(levels, places, strict=True):
-        quantized = level.write(layer, writer)
-        switch = writer.node("Gather", [switches, writer.constant(np.array(place), f"onnxtool.place_{place}")])
-        difference = writer.node("Sub", [quantized, layer.result])
-        total = writer.node("Add", [total, writer.node("Mul", [switch, difference])], like=layer.result)
+        inside = Writer(initializers=graph.initializers)
+        quantized = level.write(layer, inside)
+        passed = ir.node("Identity", [total])
+        passed.outputs[0].type = quantized.type
+        chosen = writer.node("Gather", [switches, writer.constant(np.array(place), f"onnxtool.place_{place}")])
+        branches = {
+            "then_branch": ir.Graph([], [quantized], nodes=inside.nodes, name=f"{_BRANCH}{place}"),
+            "else_branch": ir.Graph([], [passed.outputs[0]], nodes=[passed], name=f"{_BRANCH}{place}_else"),
+        }
+        switch = writer.op("Cast", chosen, to=int(ir.DataType.BOOL))
+        total = writer.node("If", [switch], branches, like=layer.result)
     joint.replace_input_with(0, total)
+
+
+def _name_branches(model: ir.Model) -> None:
+    """Give values in branches names that no other has: the names that a branch assigns are those of the main graph."""
+    branches = [branch for node in model.graph if node.op_type == "If" for branch in bodies(node)]
+    for branch in [branch for branch in branches if str(branch.name).startswith(_BRANCH)]:
+        inside = [*branch.initializers.values(), *(value for node in branch for value in node.outputs)]
+        for place, value in enumerate(inside):
+            value.name = f"{branch.name}.{place}"
 
 
 # The fraction of the error bound allowed on calibration inputs: other texts are worse, especially in 4 bits.
