@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -169,6 +170,17 @@ def test_a_package_imports_only_packages_below_it() -> None:
             parts = name.split(".")
             if parts[0] == "onnxtool" and len(parts) > 1 and parts[1] != package:
                 assert LEVEL[parts[1]] > LEVEL[package], f"{path} imports {name}"
+
+
+def test_the_picture_of_the_house_shows_these_floors() -> None:
+    """Rooms of a floor have one height; the ground floor holds what stands below the files, in order."""
+    picture = (PACKAGE.parent / "docs" / "diagrams" / "house.svg").read_text(encoding="utf-8")
+    floors: dict[str, list[str]] = {}
+    for height, name in re.findall(r'<text class="(?:name|ground)" x="\d+" y="(\d+)">(\w+)<', picture):
+        floors.setdefault(height, []).append(name)
+    ground = LEVEL["model_file"] + 1
+    rows = [*LAYERS[1:ground], tuple(name for row in LAYERS[ground:] for name in row)]
+    assert [tuple(floor) for floor in floors.values()] == rows
 
 
 def test_a_library_appears_only_in_its_packages() -> None:
