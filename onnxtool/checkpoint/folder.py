@@ -89,7 +89,7 @@ def hub_id(model_name: str, revision: str | None = None) -> tuple[str, str | Non
     return page["id"], revision or page["revision"]
 
 
-def require_cached_commit(name: str, revision: str | None, kind: str = "models") -> None:
+def require_cached_commit(name: str, revision: str | None) -> None:
     """Refuse a hub cache whose commit reference is not a regular file: huggingface_hub would block on a pipe.
 
     Raises:
@@ -97,7 +97,7 @@ def require_cached_commit(name: str, revision: str | None, kind: str = "models")
     """
     from huggingface_hub import constants
 
-    folder = Path(constants.HF_HUB_CACHE, "--".join((kind, *name.split("/"))), "refs")
+    folder = Path(constants.HF_HUB_CACHE, "--".join(("models", *name.split("/"))), "refs")
     path = folder / (revision or constants.DEFAULT_REVISION)
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} is not a regular file", "the hub's cache is damaged: remove it, and fetch again")

@@ -31,14 +31,13 @@ class PathType(click.Path):
 
     Attributes:
         writes: `file` or `folder` for an output, as in `Option`.
-        takes_ids: whether it may be an id on the hub instead.
     """
 
     kind: Any = Path
 
-    def __init__(self, writes: Literal["", "file", "folder"] = "", *, takes_ids: bool = False) -> None:
+    def __init__(self, writes: Literal["", "file", "folder"] = "") -> None:
         super().__init__(path_type=Path)
-        self.writes, self.takes_ids = writes, takes_ids
+        self.writes = writes
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path, as the field of an options class would."""
@@ -57,7 +56,7 @@ class LocationType(PathType):
 class CheckpointType(click.types.StringParamType):
     """An id on the hub, or a path."""
 
-    writes, takes_ids = "", True
+    writes = ""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Return folders, which the shell lists itself."""

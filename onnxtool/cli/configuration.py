@@ -285,7 +285,7 @@ def _located(text: str, kind: PathType | CheckpointType, folder: Path, *, is_own
     from onnxtool.encoding.locations import is_uri
 
     path = folder / Path(text).expanduser()
-    if is_uri(text) or (kind.takes_ids and not is_path(text) and not path.exists()):
+    if is_uri(text) or (isinstance(kind, CheckpointType) and not is_path(text) and not path.exists()):
         if Path(text).exists():
             raise OptionError(f"{text} is here, and not in the folder of the file, which paths are relative to", "")
         return text

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 @click.option("--model_path", type=PathType(), required=True, help="The ONNX file.")
 @click.option(
     "--data",
-    type=PathType(takes_ids=True),
+    type=PathType(),
     required=True,
-    metavar="DIR_OR_ID",
+    metavar="DIR",
     help="A collection in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv), or TREC's topics.tsv and "
-    "qrels.txt: a folder, or a dataset on the hub such as BeIR/scifact or mteb/scifact@REVISION.",
+    "qrels.txt.",
 )
 @derived_options(options=EvaluateOptions)
 @click.option("--save_run", type=PathType("file"), metavar="FILE", help="Write the ranked results in TREC run format.")

@@ -34,7 +34,7 @@ from onnxtool.optimize.report import (
 @derived_options(options=OptimizeOptions)
 @click.option(
     "--data",
-    type=PathType(takes_ids=True),
+    type=PathType(),
     metavar="DIR",
     help="With --precision auto, a test collection on which no candidate may meet --fail_if; see evaluate.",
 )

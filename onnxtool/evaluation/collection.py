@@ -1,4 +1,4 @@
-"""A test collection, on this machine or on the hub: documents, queries, and relevance judgements.
+"""A test collection: documents, queries, and relevance judgements.
 
 Three layouts are supported; any of the names may end in `.gz`.
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from onnxtool.checkpoint.folder import is_path, quiet_hub, require_cached_commit
 from onnxtool.checkpoint.text_files import CORPORA, LineError, iterate_texts
 from onnxtool.encoding.parquet import read_rows
 from onnxtool.encoding.sources import REPEATED_ID, Document, Reject, SourceReader, find_sources, id_digest
@@ -28,6 +27,7 @@ from onnxtool.reading import GZIP_ERRORS, MOST_LINE_BYTES, lines_of, open_lines,
 _QUERIES = ("queries.jsonl", "queries.parquet", "queries.tsv", "queries", "topics.tsv")
 _QRELS = (".tsv", ".jsonl", ".parquet", ".txt", ".qrels", "")
 _JUDGED = ("query-id", "corpus-id", "score")  # columns of MTEB's judgements
+_PART = re.compile(r"(.+)-[0-9]+-of-[0-9]+\.parquet")
 _TOLD_LINES = 1 << 18  # half a second or more
 _MAX_BYTES = 1 << 30  # of queries, or of judgements, in memory
 
@@ -40,7 +40,7 @@ class Collection:
     """Queries with their judgements; the documents stay on disk.
 
     Attributes:
-        name: its folder, or the dataset on the hub with its commit.
+        name: its folder.
         corpus: the file or folder of the documents.
         split: the split of the judgements.
         queries: texts of the judged queries by id, in file order.
@@ -92,18 +92,27 @@ class Collection:
 
 
 def open_collection(data: Path, split: str = DEFAULT_SPLIT) -> Collection:
-    """Read queries and judgements of the collection in a folder or in a dataset on the hub, and find its documents.
+    """Read queries and judgements of the collection in a folder, and find its documents.
 
     Raises:
-        InputError: it is neither, a file is missing or malformed, an id stands for two queries, a document has two
-            grades for a query, or no query is judged.
+        InputError: it is no folder, a file is missing or malformed, an id stands for two queries, a document has two
+            grades for a query, documents are of several splits, or no query is judged.
     """
     if not re.fullmatch(r"[\w.-]+", split) or split.startswith("."):
         raise InputError(f"{split!r} is not the name of a split", "pass the name of a file in qrels/, such as test")
-    found = Fetched(str(data), data) if data.is_dir() else fetch_collection(data, split)
-    corpus = _find(found.folder, CORPORA, "documents")
-    topics = _find(found.folder, _QUERIES, "queries")
-    qrels = _find_judgements(found, split)
+    if not data.is_dir():
+        raise InputError(
+            f"the collection {data} {'is not a folder' if data.exists() else 'does not exist'}",
+            "pass a folder with corpus, queries and qrels to --data; hf download fetches a dataset of the hub into one",
+        )
+    corpus = _find(data, CORPORA, "documents")
+    topics = _find(data, _QUERIES, "queries")
+    qrels = _find_judgements(data, split)
+    splits = {found[1] for path in data.glob("corpus/*") if (found := _PART.fullmatch(path.name))}
+    if len(splits) > 1:
+        raise InputError(
+            f"{data} has other documents for each split: {', '.join(sorted(splits))}", "leave those of one split there"
+        )
     queries, repeated = _queries(topics, split)
     judgements, repeated_judgements = _judgements(qrels)
     judged = {name: text for name, text in queries.items() if name in judgements}
@@ -113,7 +122,7 @@ def open_collection(data: Path, split: str = DEFAULT_SPLIT) -> Collection:
             f"compare their ids: {some(judgements)} are judged, and {some(queries)} are queries",
         )
     return Collection(
-        name=found.name,
+        name=str(data),
         corpus=corpus,
         split=split,
         queries=judged,
@@ -226,15 +235,13 @@ def _find(folder: Path, names: Sequence[str], what: str) -> Path:
     return found[0]
 
 
-def _find_judgements(fetched: Fetched, split: str) -> tuple[Path, ...]:
+def _find_judgements(folder: Path, split: str) -> tuple[Path, ...]:
     """Return the judgement file of `split`, or the parts of its table.
 
     Raises:
         InputError: there is none, or there are several.
     """
-    folder = fetched.qrels or fetched.folder
     stems = (f"qrels/{split}", f"qrels.{split}", *(("qrels",) if split == DEFAULT_SPLIT else ()))
-    stems = (split,) if fetched.qrels else stems
     candidates = (folder / f"{stem}{suffix}{packed}" for stem in stems for suffix in _QRELS for packed in ("", ".gz"))
     found: list[tuple[Path, ...]] = [(path,) for path in candidates if path.is_file()]
     found += [parts for stem in stems if (parts := tuple(sorted(folder.glob(f"{stem}-[0-9]*-of-*.parquet"))))]
@@ -330,74 +337,3 @@ def _cells(row: object) -> list[str]:
     """Return ids and grade of an MTEB row, as far as present; 1.0 is the grade 1."""
     values = [row[name] for name in _JUDGED if row.get(name) is not None] if isinstance(row, dict) else [row]
     return [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
-
-
-_NAME = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
-_PART = re.compile(r"(.+)-[0-9]+-of-[0-9]+\.parquet")
-_TEXTS = tuple(f"{name}{suffix}" for name in ("corpus", "queries") for suffix in (".jsonl", ".jsonl.gz", "/*.parquet"))
-_WAY_OUT = "pass a folder with corpus, queries and qrels to --data, or a dataset on the hub such as BeIR/scifact"
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """A collection on this machine.
-
-    Attributes:
-        name: what reports call it: the folder, or the datasets on the hub with their commits.
-        folder: of documents, queries and, unless `qrels` is set, judgements.
-        qrels: the folder of the judgements, one file for each split.
-    """
-
-    name: str
-    folder: Path
-    qrels: Path | None = None
-
-
-def fetch_collection(data: Path, split: str) -> Fetched:
-    """Fetch the dataset `ORG/NAME` or `ORG/NAME@REVISION` into the hub's cache, with the judgements of one split.
-
-    BeIR's datasets have `corpus.jsonl.gz` and `queries.jsonl.gz`, and their judgements in the dataset `NAME-qrels`, as
-    `SPLIT.tsv`. MTEB's have `qrels/SPLIT.jsonl` with JSON Lines, or parts of tables in `corpus`, `queries` and `qrels`.
-
-    Raises:
-        InputError: it has another name or layout, or cannot be fetched.
-    """
-    asked = _NAME.fullmatch(data.as_posix())
-    if data.exists() or asked is None or is_path(asked["id"]):
-        what = "is not a folder" if data.exists() else "does not exist"
-        raise InputError(f"the collection {data} {what}", _WAY_OUT)
-    own = (f"qrels/{split}.jsonl", f"qrels/{split}.tsv", f"qrels/{split}-*.parquet")
-    folder = _fetch(asked["id"], asked["revision"], (*_TEXTS, *own))
-    name = f"{asked['id']}@{folder.name}"
-    splits = {found[1] for path in folder.glob("corpus/*") if (found := _PART.fullmatch(path.name))}
-    if len(splits) > 1:
-        raise InputError(
-            f"{name} has other documents for each split: {', '.join(sorted(splits))}",
-            "copy the files of one split into a folder, and pass that to --data",
-        )
-    if any(folder.glob(f"qrels/{split}[.-]*")):
-        return Fetched(name, folder)
-    try:
-        qrels = _fetch(f"{asked['id']}-qrels", None, (f"{split}.tsv",))
-    except InputError as error:
-        raise InputError(
-            f"{name} has no judgements of the split {split!r}, and {error.message}",
-            "pass --split with a split of the dataset; its page on the hub lists its files",
-        ) from error
-    return Fetched(f"{name} with {asked['id']}-qrels@{qrels.name}", folder, qrels)
-
-
-def _fetch(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    """Fetch the matching files of a dataset, or take them from the local cache where the hub is not asked."""
-    from huggingface_hub import snapshot_download
-
-    require_cached_commit(name, revision, "datasets")
-    tell(f"fetching {name}")
-    try:
-        with quiet_hub():
-            return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns))
-    except (OSError, ValueError) as error:  # the roots of everything that huggingface_hub raises for its users
-        reason = " ".join([*filter(None, str(error).splitlines())][:2]) or type(error).__name__
-        raise InputError(
-            f"{name!r} is neither a folder here nor a dataset that can be fetched from the hub: {reason}", _WAY_OUT
-        ) from error

@@ -145,7 +145,7 @@ class EvaluationReport:
 
     Attributes:
         model: the system that searched.
-        data: the folder of the collection, or the dataset on the hub with its commit.
+        data: the folder of the collection.
         split: the split of the judgements.
         num_documents: number of searchable documents.
         num_queries: number of judged queries, over which means are taken.

@@ -71,7 +71,7 @@ def evaluate_model(
 
     Args:
         model_path: the ONNX file; its tokenizer is found next to it.
-        data: a folder or a dataset on the hub, in the layout of BEIR, MTEB or TREC; see `open_collection`.
+        data: a folder in the layout of BEIR, MTEB or TREC.
         options: the evaluation options.
         run_path: the file for the ranked results, in TREC format.
         force: whether to replace that file.

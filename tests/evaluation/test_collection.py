@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import re
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from onnxtool.errors import InputError
@@ -144,3 +147,88 @@ def test_a_run_that_is_none_is_refused(tmp_path: Path, line: str) -> None:
     path.write_text(f"q0 Q0 d0 1 1.5 me\n{line}\n")
     with pytest.raises(InputError, match="run.txt:2 "):
         read_run(path)
+
+
+ROWS: list[dict[str, object]] = [
+    {"query-id": query, "corpus-id": document, "score": float(grade)}
+    for query, grades in TEXTS.judgements.items()
+    for document, grade in grades.items()
+]
+
+
+def write_parts(folder: Path, split: str, rows: list[dict[str, object]]) -> None:
+    """Write the rows as a table of two parts."""
+    folder.mkdir(exist_ok=True)
+    for number, half in enumerate((rows[::2], rows[1::2])):
+        pq.write_table(pa.Table.from_pylist(half), folder / f"{split}-0000{number}-of-00002.parquet")
+
+
+def write_mteb(folder: Path, layout: str) -> Path:
+    """Write the collection as MTEB has it on the hub, with judgements or all of it as tables."""
+    write_beir(folder, TEXTS)
+    (folder / "qrels" / "test.tsv").unlink()
+    if layout == "jsonl":
+        (folder / "qrels" / "test.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+        return folder
+    for name, texts in (("corpus", TEXTS.documents), ("queries", TEXTS.queries)):
+        (folder / f"{name}.jsonl").unlink()
+        rows: list[dict[str, object]] = [{"id": key, "title": "", "text": text} for key, text in texts.items()]
+        write_parts(folder / name, "test" if name == "queries" else name, rows)
+    write_parts(folder / "queries", "dev", [{"id": "q0", "text": "another query"}])
+    write_parts(folder / "qrels", "test", ROWS)
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["jsonl", "parquet"])
+def test_layouts_of_mteb_hold_the_same(tmp_path: Path, layout: str) -> None:
+    """Ids, texts and grades."""
+    found = open_collection(write_mteb(tmp_path / "data", layout))
+    assert dict(found.queries) == dict(TEXTS.queries)
+    assert found.judgements == TEXTS.judgements
+    assert {one.id: one.contents for one in read_documents(found)} == dict(TEXTS.documents)
+    assert all(path.is_file() for path in found.files)
+
+
+def test_judgements_that_are_fetched_apart_are_found(tmp_path: Path) -> None:
+    """BeIR has them in a dataset of their own, whose files end up in `qrels`, packed texts beside it."""
+    folder = write_beir(tmp_path / "data", TEXTS)
+    for name in ("corpus", "queries"):
+        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress((folder / f"{name}.jsonl").read_bytes()))
+        (folder / f"{name}.jsonl").unlink()
+    (folder / "qrels" / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert open_collection(folder).judgements == TEXTS.judgements
+
+
+def test_documents_of_several_splits_are_not_mixed(tmp_path: Path) -> None:
+    """Measures over both would be wrong."""
+    folder = write_mteb(tmp_path / "data", "parquet")
+    write_parts(folder / "corpus", "dev", [{"id": "d0", "text": "another"}])
+    with pytest.raises(InputError, match="other documents for each split: corpus, dev"):
+        open_collection(folder)
+
+
+def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+    """With the way to a dataset of the hub."""
+    for path, reason in (
+        (Path("org/name"), "does not exist"),
+        (write_beir(tmp_path, TEXTS) / "corpus.jsonl", "is not"),
+    ):
+        with pytest.raises(InputError, match=reason) as caught:
+            open_collection(path)
+        assert "hf download" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"query-id": "q0", "corpus-id": "d0"}, "test.jsonl:1 is no judgement: 'q0 d0'"),
+        ({"query-id": "q0", "corpus-id": "d0", "score": 0.5}, "is no judgement: 'q0 d0 0.5'"),
+        (["q0"], "is no judgement"),
+    ],
+)
+def test_a_judgement_that_is_none_is_refused(tmp_path: Path, row: object, message: str) -> None:
+    """A grade is a whole number."""
+    folder = write_mteb(tmp_path / "data", "jsonl")
+    (folder / "qrels" / "test.jsonl").write_text(json.dumps(row))
+    with pytest.raises(InputError, match=message):
+        open_collection(folder)
