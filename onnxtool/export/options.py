@@ -232,7 +232,8 @@ class ExportOptions(Options):
                 f"--adapter makes further inputs, which nothing would feed with {' and '.join(given)}",
                 "leave one of them out, or export each adapter merged: --model_name ADAPTER",
             )
-        check_sizes(self.sizes)
+        if self.sizes:
+            check_sizes(self.sizes)
         if self.sizes and (self.reads_texts or self.precisions or not target.takes_any_graph):
             asked = "--tokenizer in_graph" if self.reads_texts else "--precisions" if self.precisions else ""
             raise OptionError(

@@ -238,7 +238,8 @@ class Models:
             model.set_attn_implementation(attention)
         elif model is None or attention is not None:
             model = self._load(attention)
-        return graft(as_floats(model) if is_quantized(model) else model, self.adapters)
+        model = as_floats(model) if is_quantized(model) else model
+        return graft(model, self.adapters) if self.adapters else model
 
     def reference(self) -> Any:
         """Load the model that files are compared with, in float32 because half precision rounds."""
@@ -373,12 +374,14 @@ def prepare(request: Request) -> Job:
 
 def _find_adapters(subject: _Subject, plan: Plan) -> tuple[RuntimeAdapter, ...]:
     request, checkpoint, names = subject.request, subject.checkpoint, subject.request.options.adapters
-    if names and (subject.text is None or isinstance(plan.pipeline, EncoderDecoderPipeline) or request.stamps):
+    if not names:
+        return ()
+    if subject.text is None or isinstance(plan.pipeline, EncoderDecoderPipeline) or request.stamps:
         raise ExportError(
             f"--adapter is for one graph that reads texts, and {request.source.model_name} becomes another",
             "export each adapter merged, as a model of its own: --model_name ADAPTER",
         )
-    if names and is_quantized(subject.model):
+    if is_quantized(subject.model):
         raise ExportError(f"--adapter was passed for quantized weights ({checkpoint.quantizer})", FLOAT_CHECKPOINT)
     return find_adapters(names, request.source, checkpoint, subject.model, lambda: _load(request, checkpoint, None))
 

@@ -222,7 +222,8 @@ def _plan_files(request: Request) -> WritePlan:
         graphs.append(encoder_path(paths.graph))
         check_model_output(graphs[-1], force=options.force)
     precisions = target.precisions(options.precisions)
-    graphs += set_files(paths.graph, options.sizes)
+    if options.sizes:
+        graphs += set_files(paths.graph, options.sizes)
     if len(graphs) > 1 and options.sizes:
         graphs.append(paths.graph.with_name(f"{paths.graph.name}.data"))
     graphs += [paths.graph.with_name(adapter_file(paths.graph, path_parts(name)[-1])) for name in options.adapters]
@@ -272,7 +273,8 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
     described = {**_describe(job, strategy), **job.request.stamps}
     for one, links in zip((graph, *encoders), plan.pipeline.links(paths.graph), strict=True):
         one.metadata_props.update({**described, **links})
-    open_inputs(graph.graph, job.models.adapters)
+    if job.models.adapters:
+        open_inputs(graph.graph, job.models.adapters)
     opset = default_opset(graph.opset_imports)
     further = {} if specification is None else specification.adapt(graph, _longest(job))
     stopwatch.lap("trace")
@@ -286,11 +288,8 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
             one.write(staging.folder / adapter_file(paths.graph, one.name), graph.graph) for one in job.models.adapters
         ]
         graph.metadata_props.update(adapters_entry(adapters) if adapters else {})
-        written = [
-            save_model(
-                graph, staging, max_inline_bytes=NONE_INLINE if set_files(paths.graph, sizes) else MAX_INLINE_BYTES
-            )
-        ]
+        is_set = sizes and set_files(paths.graph, sizes)
+        written = [save_model(graph, staging, max_inline_bytes=NONE_INLINE if is_set else MAX_INLINE_BYTES)]
         for name, other in further.items():
             written.append(written[0].with_name(name))
             write_inline(other, written[-1])
@@ -309,7 +308,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
             staging.obsolete.extend(without_section(paths.files / CARD, sidecars / CARD))
         stopwatch.lap("write")
         files = list(map(ModelFile.open, written))
-        all_sizes = read_sizes(sizes, files[0])
+        all_sizes = read_sizes(sizes, files[0]) if sizes else {}
         if sizes and len(files) > 1:
             raise ExportError(f"--sizes is for one graph, and {architecture} becomes {len(files)}", "leave it out")
         verifications: list[Verification | None] = [None]

@@ -84,7 +84,7 @@ def find_adapters(
         CheckpointError: one is missing, malformed, or for another model, or changes something else.
         ExportError: two have the same name.
     """
-    if names and base.adapter:
+    if base.adapter:
         raise CheckpointError(
             f"{base.model_name} is an adapter itself, which is merged, and --adapter was passed",
             "pass its base as --model_name, and both as --adapter",

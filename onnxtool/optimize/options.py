@@ -220,7 +220,8 @@ class OptimizeOptions(ProviderOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         given, precision, target = self.given, self.precision, self.target.name
-        check_sizes(self.sizes)
+        if self.sizes:
+            check_sizes(self.sizes)
         if self.compiled and (self.target.row.is_reference or not self.verify):
             raise OptionError(
                 f"{self.provider} compiles nothing" if self.verify else "--compile compares what it writes",

@@ -118,7 +118,7 @@ def plan_optimization(options: OptimizeOptions) -> WritePlan:
     notes = ("weights of more than 1.9 GB go to a file of their own beside it",)
     if options.compiled:
         notes = (f"what {options.target.place} compiles goes to a file of its own beside each",)
-    files = [*set_files(output, options.sizes), output]
+    files = [*(set_files(output, options.sizes) if options.sizes else ()), output]
     files += [output.with_name(one.file) for one in source.adapters if output.parent != source.path.parent]
     if len(files) > 1:
         files.append(output.with_name(f"{output.name}.data"))
@@ -153,7 +153,8 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
             f"{source.path} reads texts, and --sizes is for graphs that read ids",
             "pass --sizes to the export without --tokenizer in_graph",
         )
-    read_sizes(options.sizes, source)
+    if options.sizes:
+        read_sizes(options.sizes, source)
     if options.given != NO_INPUTS:  # inconsistencies are reported before the first pass
         input_cases(source, given=options.given)
     if options.keep_float32:
@@ -348,7 +349,8 @@ class _Run:
         tell(f"writing {self.staging.output}")
         if pruned is not None:
             pruned.put_back(converted.model)
-        most = NONE_INLINE if set_files(self.staging.output, options.sizes) else MAX_INLINE_BYTES
+        is_set = options.sizes and set_files(self.staging.output, options.sizes)
+        most = NONE_INLINE if is_set else MAX_INLINE_BYTES
         result = ModelFile.open(save_model(converted.model, self.staging, max_inline_bytes=most))
         if converted.precision != FP32:
             require_weights(model, converted.model, result.path)
@@ -357,7 +359,7 @@ class _Run:
             quantization = count_written(quantization, result.path)
             if quantization.has_small_pairs:
                 require_small_pairs(result.path)
-        kept = read_kept(converted.model, result.path, options.keep_float32)
+        kept = read_kept(converted.model, result.path, options.keep_float32) if options.keep_float32 else ()
         # onnxruntime lacks float16 CPU kernels for some operators, and crashes on its replacements.
         if precision == "fp16" and (signal := death_on(result)):
             raise PassError(

@@ -21,6 +21,7 @@ from onnxtool.infer.heads.spans import END, START, AnswerSpans, Entities
 from onnxtool.infer.heads.terms import LexicalTerms, Terms
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import PRUNE_KEY
 
 AnyHead = VectorHead[Any] | AnswerHead[Any]
 
@@ -53,7 +54,8 @@ class Shapes(AnswerHead[dict[str, tuple[int, ...]]]):
 
 def _terms(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
     in_graph = _has_output(model, "sparse") or _has_output(model, "output_idx")
-    return Terms.of(folder, tokenizer, in_graph=in_graph, pruning=Pruning.of_model(model))
+    pruning = Pruning.of_model(model) if PRUNE_KEY in model.metadata else None
+    return Terms.of(folder, tokenizer, in_graph=in_graph, pruning=pruning)
 
 
 def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
