@@ -6,6 +6,10 @@ while the others run, and then runs for a while before the run that counts: its 
 that is asked. PyTorch is that of this environment; OpenVINO without onnxruntime needs a virtual environment with
 `openvino` and `nncf`, which makes its int8. With `--threads 1`, milliseconds are those of the processor, which hold on
 a machine that does other things as well.
+
+`python scripts/bench_precision.py --conversion models/all-MiniLM-L6-v2.onnx --nncf DIR` compares what it takes to write
+int8 instead, and its error on 200 texts: onnxtool, onnxruntime's quantize_dynamic, and NNCF on the same calibration
+texts, from a virtual environment with `nncf`, `onnx` and `onnxruntime`.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from harness.machine import describe_machine
-from harness.processes import run
+from harness.processes import measure, run
 from harness.workers import Worker, serve
 
 VOCABULARY = 30522
@@ -56,14 +60,14 @@ def open_onnxtool(threads: int, path: str, provider: str = "cpu") -> Run:
     return lambda feeds: session.run_unchecked(dict(feeds))[0]
 
 
-def open_torch(threads: int, path: str, dtype: str) -> Run:
-    """Load a checkpoint in a dtype."""
+def open_torch(threads: int, path: str, dtype: str, kind: str = "AutoModelForMaskedLM") -> Run:
+    """Load a checkpoint in a dtype with a class of transformers."""
     import torch
     import transformers
 
     if threads:
         torch.set_num_threads(threads)
-    model = transformers.AutoModelForMaskedLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+    model = getattr(transformers, kind).from_pretrained(path, dtype=getattr(torch, dtype)).eval()
 
     def run(feeds: Mapping[str, Any]) -> Any:
         with torch.inference_mode():
@@ -96,6 +100,26 @@ def quantize_with_nncf(source: str, output: str) -> None:
         subset_size=CALIBRATION,
     )
     ov.save_model(model, output, compress_to_fp16=False)
+
+
+def quantize_onnx_with_nncf(source: str, inputs: str, output: str) -> None:
+    """Write an int8 ONNX file with ranges from the inputs in a file of NumPy."""
+    import nncf
+    import onnx
+
+    arrays = np.load(inputs)
+    names = sorted({name.partition("/")[2] for name in arrays})
+    feeds = [{name: arrays[f"{place}/{name}"] for name in names} for place in range(len(arrays) // len(names))]
+    model = onnx.load(source)
+    made = nncf.quantize(model, nncf.Dataset(feeds), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(feeds))
+    onnx.save(made, output)
+
+
+QUANTIZE_DYNAMIC = """
+import sys
+from onnxruntime.quantization import QuantType, quantize_dynamic
+quantize_dynamic(sys.argv[1], sys.argv[2], per_channel=True, weight_type=QuantType.QInt8)
+"""
 
 
 OPENERS: dict[str, Callable[..., Run]] = {
@@ -220,6 +244,38 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
     return contenders
 
 
+def compare_conversions(source: Path, nncf: Path | None, folder: Path) -> None:
+    """Write int8 files of a model with vectors of texts, one after another; print time, memory and error of each."""
+    from onnxtool.model_file import ModelFile
+    from onnxtool.optimize.quantization.calibration import OWN_TEXTS, make_calibration
+    from onnxtool.optimize.quantization.ranking import measure_ranking
+
+    inputs = folder / "inputs.npz"
+    feeds = make_calibration(source).feeds
+    arrays: Any = {f"{place}/{name}": array for place, one in enumerate(feeds) for name, array in one.items()}
+    np.savez(inputs, **arrays)
+    optimize = (sys.executable, "-m", "onnxtool", "optimize", "--model_path", str(source), "--precision", "int8")
+    commands = {
+        "onnxtool": (*optimize, "--output"),
+        "onnxtool, not verified or timed": (*optimize, "--no_verify", "--no_timing", "--output"),
+        "quantize_dynamic, per channel": (sys.executable, "-c", QUANTIZE_DYNAMIC, str(source)),
+    }
+    if nncf is not None:
+        python = str(nncf / "bin" / "python")
+        commands["NNCF"] = (python, __file__, "--quantize_onnx", str(source), str(inputs))
+    print(f"int8 of {source.name}, calibrated on {OWN_TEXTS.name}; errors on other texts\n")
+    print("| | wall s | CPU s | peak MB | MB | 1 - cosine at most | of 10 neighbours | Kendall's tau |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for number, (name, command) in enumerate(commands.items()):
+        output = folder / f"{number}.onnx"
+        figures = " | ".join(f"{figure:.1f}" for figure in measure((*command, str(output))))
+        ranking = measure_ranking(source, output, ModelFile.open(source))
+        if ranking is None or ranking.overlap is None:
+            sys.exit(f"{source} has no vectors of texts, or no tokenizer")
+        errors = f"{ranking.error:.4f} | {ranking.overlap:.1%} | {ranking.kendall_tau:.3f}"
+        print(f"| {name} | {figures} | {output.stat().st_size / 1e6:.1f} | {errors} |", flush=True)
+
+
 # The error is free: weights are random, and layers that it would keep are of no meaning for the time.
 PRECISIONS: dict[str, tuple[str, ...]] = {
     "fp32": (),
@@ -236,6 +292,12 @@ def distance(one: Path, other: Path) -> float:
     return float(1 - first @ second / np.sqrt((first @ first) * (second @ second)))
 
 
+def parse_shape(text: str) -> tuple[int, int]:
+    """Return batch and length of 8x128."""
+    batch, _, length = text.partition("x")
+    return int(batch), int(length)
+
+
 def main() -> int:
     """Race, and print the table as Markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -243,10 +305,14 @@ def main() -> int:
     parser.add_argument("--openvino", type=Path, metavar="DIR", help="a virtual environment with openvino and nncf")
     parser.add_argument("--provider", default="", help="time files for this provider as well, such as openvino")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--shapes", nargs="+", type=parse_shape, default=SHAPES, metavar="BxS", help="default: three")
     parser.add_argument("--rounds", type=int, default=15, help="runs of each contender and shape")
     parser.add_argument("--threads", type=int, default=0, help="of each contender; default: its own choice")
     parser.add_argument("--contender", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("--conversion", type=Path, metavar="FILE", help="compare what it takes to write int8 of a file")
+    parser.add_argument("--nncf", type=Path, metavar="DIR", help="with --conversion, an environment with nncf and onnx")
     parser.add_argument("--quantize", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--quantize_onnx", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.contender:
         threads, kind, *rest = arguments.contender
@@ -255,11 +321,18 @@ def main() -> int:
     if arguments.quantize:
         quantize_with_nncf(*arguments.quantize)
         return 0
+    if arguments.quantize_onnx:
+        quantize_onnx_with_nncf(*arguments.quantize_onnx)
+        return 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        if arguments.conversion is not None:
+            compare_conversions(arguments.conversion, arguments.nncf, folder)
+            print(describe_machine(0))
+            return 0
         contenders = prepare(arguments, folder)
-        medians = race(contenders, SHAPES, arguments.rounds, arguments.threads, folder)
-        print_table(contenders, medians, SHAPES, folder)
+        medians = race(contenders, arguments.shapes, arguments.rounds, arguments.threads, folder)
+        print_table(contenders, medians, arguments.shapes, folder)
         print(describe_machine(arguments.threads))
     return 0
 
