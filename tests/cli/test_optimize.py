@@ -13,11 +13,9 @@ import pytest
 
 import onnxtool.optimize
 from onnxtool import OptimizeOptions, optimize_model
-from onnxtool.model_file.weights import write_inline
 from onnxtool.optimize.quantization.candidates import CANDIDATES
 from onnxtool.optimize.report import OptimizeReport
 from tests.cli.entry_point import run_onnxtool
-from tests.optimize.passes.exports import CAPPED, export
 from tests.workshop import Workshop
 
 
@@ -60,18 +58,6 @@ def test_every_format_has_the_report(exported: Path) -> None:
     markdown = run_onnxtool(Path(), *command, "--format", "markdown", "--quiet").stdout
     assert "| pass | changes | time |" in markdown
     assert "|---|---:|---:|" in markdown
-
-
-def test_unfused_attention_fails_where_it_is_required(workshop: Workshop, tmp_path: Path) -> None:
-    """Exit 1, the figure, and a way out; no file."""
-    path = tmp_path / "capped.onnx"
-    write_inline(export(workshop, CAPPED, "eager"), path)
-    done = run_onnxtool(Path(), "optimize", "--model_path", path, "--require_fusion", "--output", tmp_path / "o.onnx")
-    assert done.returncode == 1
-    assert "0 of 2 attentions are fused" in done.stderr
-    assert "capped by a Tanh" in done.stderr
-    assert "another way (--exporter)" in done.stderr
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
 
@@ -44,21 +43,6 @@ def test_the_report_says_what_is_in_int8_and_how_far_it_is_off(exported: Path) -
     }
     assert report.verification is not None
     assert report.verification.passed
-
-
-def test_the_alias_of_the_domain_changes_nothing(exported: Path) -> None:
-    """A file that declares its opset under `ai.onnx` gets as many int8 layers, as many bytes, and the same numbers."""
-    model, reports, graphs = onnx.load(exported), [], []
-    for domain in ("", "ai.onnx"):
-        model.opset_import[0].domain = domain
-        onnx.save(model, exported)
-        options = OptimizeOptions(exported, precision="int8", max_error=0.5, verify=False, force=True)
-        reports.append(optimize_model(options))
-        graphs.append(onnx.load(reports[-1].output).graph)
-    one, other = reports
-    assert one.quantization == other.quantization
-    assert one.after.initializer_bytes["int8"] > 0.85 * sum(one.after.initializer_bytes.values())
-    assert graphs[0] == graphs[1]
 
 
 def test_fixed_ranges_come_with_a_note_of_what_they_do_not_promise(exported: Path) -> None:
