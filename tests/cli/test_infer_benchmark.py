@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -111,27 +107,3 @@ def test_usage_errors_exit_2(folder: Path, arguments: tuple[str, ...], message: 
     assert (process.returncode, process.stdout) == (2, "")
     assert message in process.stderr
     assert process.stderr.endswith("hint: see onnxtool infer --help\n")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT for one process")
-def test_an_interrupted_benchmark_leaves_nothing(folder: Path) -> None:
-    """Ctrl-C exits with 130, and no part of the report is there."""
-    options = (*SMALL, "--duration", "120", "--output", "report.json", "--format", "json")
-    before = sorted(folder.rglob("*"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "onnxtool", "infer", *options],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("timing"):
-            break
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert (process.returncode, stdout) == (130, "")
-    assert stderr.strip() == "error: interrupted"
-    assert sorted(folder.rglob("*")) == before
