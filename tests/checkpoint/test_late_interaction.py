@@ -21,6 +21,7 @@ from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_t
 from onnxtool.errors import InputError
 from onnxtool.runtime.computed_modules import compute
 from tests.checkpoint.test_pooling_modules import MASK, head_of, run_head
+from tests.module_files import write_modules
 
 PYLATE = {"model_type": "ColBERT", "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 16}
 DENSE = {"in_features": 7, "out_features": 3, "bias": False, "activation_function": "torch.nn.Identity"}
@@ -36,22 +37,10 @@ def saved(
 ) -> CheckpointFolder:
     """Write the files of an encoder; a Dense has weights."""
     encoder = {"model_type": "MultiVectorEncoder"} if encoder is None else encoder
-    listed = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
-    for place, (kind, settings) in enumerate(modules, start=1):
-        path = folder / f"{place}_{kind.rpartition('.')[2]}"
-        path.mkdir()
-        (path / "config.json").write_text(json.dumps(settings))
-        package = "" if "." in kind else "sentence_transformers.models."
-        listed.append({"path": path.name, "type": f"{package}{kind}"})
-        if kind.endswith("Dense"):
-            save_file({"linear.weight": np.ones((3, 7), np.float32)}, str(path / "model.safetensors"))
-    for name, content in (
-        ("modules.json", listed),
-        ("config_sentence_transformers.json", encoder),
-        ("sentence_bert_config.json", transformer or {}),
-        ("config.json", {"model_type": "bert", **(config or {})}),
-    ):
-        (folder / name).write_text(json.dumps(content))
+    files: Any = {"sentence_bert_config": transformer or {}, "config": {"model_type": "bert", **(config or {})}}
+    write_modules(folder, *modules, config_sentence_transformers=encoder, **files)
+    for path in folder.glob("*Dense"):
+        save_file({"linear.weight": np.ones((3, 7), np.float32)}, str(path / "model.safetensors"))
     return CheckpointFolder(folder)
 
 

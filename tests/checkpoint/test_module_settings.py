@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from onnxtool.checkpoint.sparse_modules import LargestTerms, SpladePooling
 from onnxtool.errors import CheckpointError, InputError
 from onnxtool.export.modalities.finding import give_states
 from onnxtool.reports import Json
+from tests.module_files import write_modules
 
 TRANSFORMER = "sentence_transformers.base.modules.transformer.Transformer"
 FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
@@ -39,15 +39,8 @@ def saved(
     first: str = TRANSFORMER,
 ) -> CheckpointFolder:
     """Write the files of a checkpoint: the settings of its transformer and of its encoder, and modules behind it."""
-    listed = [{"path": "", "type": first}]
-    for place, kind in enumerate(pooling, start=1):
-        listed.append({"path": f"{place}_{kind}", "type": f"sentence_transformers.models.{kind}"})
-        (folder / f"{place}_{kind}").mkdir(exist_ok=True)
-        (folder / f"{place}_{kind}" / "config.json").write_text("{}")
-    (folder / "modules.json").write_text(json.dumps(listed))
-    (folder / "sentence_bert_config.json").write_text(json.dumps(transformer or {}))
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(encoder or {}))
-    return CheckpointFolder(folder)
+    files: Any = {"sentence_bert_config": transformer or {}, "config_sentence_transformers": encoder or {}}
+    return CheckpointFolder(write_modules(folder, *pooling, first=first, **files))
 
 
 def refusal(folder: CheckpointFolder) -> str:
@@ -188,17 +181,11 @@ def with_states(
     **config: Any,
 ) -> CheckpointFolder:
     """Write the files of an embedder: modules behind a transformer, and what that gives."""
-    listed = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
-    for place, kind in enumerate(kinds, start=1):
-        listed.append({"path": f"{place}_{kind}", "type": f"sentence_transformers.models.{kind}"})
-        (folder / f"{place}_{kind}").mkdir()
-        (folder / f"{place}_{kind}" / "config.json").write_text(json.dumps(config if place == 1 else {}))
+    states = {"text": {"method": "forward", "method_output_name": output}}
+    files: dict[str, Any] = {"sentence_bert_config": {"modality_config": states}}
+    write_modules(folder, (kinds[0], config), *kinds[1:], config={"output_hidden_states": gives_all}, **files)
     if weights is not None:
         save_file({"layer_weights": np.asarray(weights, np.float32)}, folder / f"1_{kinds[0]}" / "model.safetensors")
-    (folder / "modules.json").write_text(json.dumps(listed))
-    entry = {"method": "forward", "method_output_name": output}
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"modality_config": {"text": entry}}))
-    (folder / "config.json").write_text(json.dumps({"output_hidden_states": gives_all}))
     return CheckpointFolder(folder)
 
 

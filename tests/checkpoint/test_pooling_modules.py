@@ -43,6 +43,7 @@ from onnxtool.checkpoint.sparse_modules import LargestTerms, SpladePooling
 from onnxtool.errors import InputError
 from onnxtool.export.heads.head import Head, append_head
 from onnxtool.runtime.computed_modules import compute
+from tests.module_files import write_modules
 
 # Rows without padding, padded on the right, on the left, and of a single token.
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 0, 0, 0]], dtype=np.int64)
@@ -174,12 +175,8 @@ def test_a_score_is_what_the_last_token_says(values: NDArray[np.float32], false:
 )
 def test_a_score_of_no_tokens_is_refused(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
     """By what its file says."""
-    listed = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
-    listed.append({"path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.LogitScore"})
-    (tmp_path / "modules.json").write_text(json.dumps(listed))
-    (tmp_path / "sentence_bert_config.json").write_text('{"transformer_task": "text-generation"}')
-    (tmp_path / "1_LogitScore").mkdir()
-    (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps(settings))
+    kind = "sentence_transformers.cross_encoder.modules.LogitScore"
+    write_modules(tmp_path, (kind, settings), sentence_bert_config={"transformer_task": "text-generation"})
     with pytest.raises(InputError, match=reason):
         read_pooling_modules(CheckpointFolder(tmp_path).sentence_modules, LogitScore)
 
@@ -308,13 +305,7 @@ def test_other_activations_are_none_of_ours(path: str | None) -> None:
 
 def written(folder: Path, *modules: tuple[str, dict[str, Any]]) -> CheckpointFolder:
     """Write the files of modules after a transformer."""
-    listed = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
-    for place, (kind, settings) in enumerate(modules, start=1):
-        (folder / f"{place}_{kind}").mkdir()
-        (folder / f"{place}_{kind}" / "config.json").write_text(json.dumps(settings))
-        listed.append({"path": f"{place}_{kind}", "type": f"sentence_transformers.models.{kind}"})
-    (folder / "modules.json").write_text(json.dumps(listed))
-    return CheckpointFolder(folder)
+    return CheckpointFolder(write_modules(folder, *modules))
 
 
 @pytest.mark.parametrize(

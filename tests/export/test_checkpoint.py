@@ -28,6 +28,7 @@ from onnxtool.export import pickles
 from onnxtool.export.checkpoint import Checkpoint, task_of_architecture
 from onnxtool.export.heads.choice import read_head
 from onnxtool.export.source import Source
+from tests.module_files import write_modules
 from tests.workshop import Workshop
 
 
@@ -153,11 +154,9 @@ def test_an_embedder_is_its_base_model_whatever_it_was_trained_as(tmp_path: Path
     """As sentence-transformers loads it; Qwen3-Embedding, too, names its causal language model."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": [architecture]}))
     (tmp_path / "model.safetensors").touch()
-    modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    write_modules(tmp_path)
     assert Checkpoint.open(Source.find(str(tmp_path))).architecture == architecture
-    modules.append({"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    write_modules(tmp_path, "Pooling")
     checkpoint = Checkpoint.open(Source.find(str(tmp_path)))
     assert (checkpoint.architecture, checkpoint.task) == ("BertModel", "sentence-similarity")
 
@@ -383,14 +382,8 @@ def test_the_hash_covers_the_weights_of_modules(folder: Path) -> None:
     def digest() -> str:
         return Checkpoint.open(Source.find(str(folder))).weights_sha256
 
-    modules = [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-        {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
+    write_modules(folder, "Pooling", "Dense")
     found = [digest()]
-    (folder / "2_Dense").mkdir()
     for value in (1.0, 2.0):
         save_file({"linear.weight": torch.full((2, 2), value)}, folder / "2_Dense" / "model.safetensors")
         found.append(digest())

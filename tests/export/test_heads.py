@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from onnxtool.export.source import Source
 from onnxtool.infer import SparseVectors, TokenVectors, load
 from onnxtool.runtime.computed_modules import compute
 from tests.checkpoint.test_pooling_modules import MASK, head_of, run_head
+from tests.module_files import write_modules
 from tests.retrieval.checkpoints import m3
 
 
@@ -106,14 +106,8 @@ def test_a_head_over_tokens_is_refused_for_a_model_that_pooled_already() -> None
 def checkpoint(folder: Path, *modules: tuple[str, dict[str, Any]], tags: str = "") -> Source:
     """Write the module files of a checkpoint, and no model."""
     (folder / "config.json").write_text('{"model_type": "bert"}')
-    listed = [{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}]
-    for place, (kind, settings) in enumerate(modules, start=1):
-        path = folder / f"{place}_{kind}"
-        path.mkdir()
-        (path / "config.json").write_text(json.dumps(settings))
-        listed.append({"idx": place, "path": path.name, "type": f"sentence_transformers.models.{kind}"})
     if modules:
-        (folder / "modules.json").write_text(json.dumps(listed))
+        write_modules(folder, *modules)
     if tags:
         (folder / "README.md").write_text(f"---\ntags: [{tags}]\n---\n")
     return Source.find(str(folder))

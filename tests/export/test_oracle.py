@@ -24,6 +24,7 @@ from onnxtool.export.source import Source
 from onnxtool.export.target_specification import class_of
 from onnxtool.export.targets import TARGETS
 from onnxtool.runtime.providers import find_library
+from tests.module_files import write_modules
 from tests.workshop import Workshop
 
 TEXTS = ["a cat", "Où est le café ? 東京", "", "very " * 300]
@@ -34,11 +35,7 @@ def oracle_folder(workshop: Workshop) -> Path:
 
     def make(folder: Path) -> None:
         checkpoint = Path(shutil.copytree(workshop.checkpoint("tiny-encoder"), folder / "checkpoint"))
-        modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-        listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in modules]
-        (checkpoint / "modules.json").write_text(json.dumps(listed))
-        (checkpoint / "1_Pooling").mkdir()
-        (checkpoint / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+        write_modules(checkpoint, ("Pooling", {"pooling_mode": "mean"}), "Normalize")
         options = ExportOptions(checkpoint, target="oracle", output=folder / "m", exporter="torchscript")
         with (
             mock.patch.object(TextProof, "check", return_value=(0, {})),

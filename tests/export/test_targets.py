@@ -31,6 +31,7 @@ from onnxtool.export.targets import TARGETS, Use
 from onnxtool.export.targets.fastembed import other_than_colbert
 from onnxtool.export.targets.opensearch import weights_by_text
 from onnxtool.model_file import ModelFile
+from tests.module_files import write_modules
 from tests.workshop import WORDS, Workshop, load_script
 
 MEAN, CLS, MAX = Pooling(("mean",)), Pooling(("cls",)), Pooling(("max",))
@@ -344,11 +345,7 @@ def test_archives_are_the_same_whenever_they_are_written(workshop: Workshop, tmp
         exported(checkpoint, "fastembed", tmp_path)
     for name in M3_FILES:
         (checkpoint / name).unlink()
-    (checkpoint / "1_Pooling").mkdir()
-    (checkpoint / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 32, "pooling_mode": "max"}')
-    paths = {"Transformer": "", "Pooling": "1_Pooling"}
-    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in paths.items()]
-    (checkpoint / "modules.json").write_text(json.dumps(modules))
+    write_modules(checkpoint, ("Pooling", {"embedding_dimension": 32, "pooling_mode": "max"}))
     folder = exported(checkpoint, "opensearch", tmp_path)
     archive, config = folder / "checkpoint.zip", folder / "ml-commons_model_config.json"
     before, request = archive.read_bytes(), json.loads(config.read_text())

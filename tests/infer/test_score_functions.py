@@ -21,6 +21,7 @@ from onnxtool.export.target_specification import other_scores
 from onnxtool.export.targets import TARGETS
 from onnxtool.infer.heads.labels import Labels, Scores
 from tests.infer.tiny_models import VOCABULARY, write_checkpoint
+from tests.module_files import write_modules
 
 SINGLE = "single_label_classification"  # which transformers refuses for one label
 PROBLEMS = (None, "regression", "multi_label_classification", SINGLE)
@@ -49,11 +50,9 @@ def checkpoint(folder: Path, num_labels: int, content: dict[str, Any] | None = N
     transformers.BertForSequenceClassification(config).save_pretrained(folder)
     path, content = folder / "config.json", dict(content or {})
     if "activation_fn" in content:
-        modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
-        (folder / "modules.json").write_text(json.dumps(modules))
-        (folder / "sentence_bert_config.json").write_text('{"transformer_task": "sequence-classification"}')
         encoder = {"model_type": "CrossEncoder", "activation_fn": content.pop("activation_fn")}
-        (folder / "config_sentence_transformers.json").write_text(json.dumps(encoder))
+        task = {"transformer_task": "sequence-classification"}
+        write_modules(folder, config_sentence_transformers=encoder, sentence_bert_config=task)
     path.write_text(json.dumps(json.loads(path.read_text()) | content))
     return folder
 

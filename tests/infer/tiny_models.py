@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from onnxtool.infer import DenseVectors, SparseVectors, TextInput, TokenVectors, load
 from onnxtool.infer.report import InferReport
+from tests.module_files import write_modules
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = ("a", "cat", "dog", "sat", "on", "the", "red", "blue", "mat", "house")
@@ -73,16 +74,8 @@ def write_checkpoint(
     if sentence_bert is not None:
         _write_json(folder / "sentence_bert_config.json", sentence_bert)
     if modules is not None:
-        listed = []
-        for index, (kind, settings) in enumerate(modules.items()):
-            path = f"{index}_{kind}" if index else ""
-            listed.append(
-                {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            )
-            if path:
-                (folder / path).mkdir(exist_ok=True)
-                _write_json(folder / path / "config.json", settings)
-        _write_json(folder / "modules.json", listed)
+        first, *others = modules
+        write_modules(folder, *((kind, modules[kind]) for kind in others), first=first)
     return folder
 
 
