@@ -114,8 +114,10 @@ def test_without_limits_the_defaults_stop_a_shape(path: Path, monkeypatch: pytes
 def test_a_length_beyond_the_position_table_is_refused(path: Path, calls: list[tuple[int, ...]]) -> None:
     """Before anything is timed, with the limit and where it comes from."""
     options = BenchmarkOptions(sequence_lengths=(16, 33), runs=1)
-    with pytest.raises(InputError, match=r"at most 32 tokens \(the rows of position_embeddings\.weight\); 33 were"):
+    reason = r"at most 32 tokens \(the rows of position_embeddings\.weight\); 33 were"
+    with pytest.raises(InputError, match=reason) as refusal:
         benchmark(path, options)
+    assert refusal.value.hint == "leave that length out of --sequence_length"
     assert calls == []
 
 

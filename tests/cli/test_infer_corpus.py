@@ -111,17 +111,6 @@ def test_rejected_lines_are_counted_and_do_not_fail_the_run(folder: Path) -> Non
     assert strict.stdout == ""
 
 
-def test_a_folder_of_another_command_exits_with_one(folder: Path) -> None:
-    """And with --force it is made anew."""
-    assert _run(folder, "--input", "corpus.jsonl.gz", "--output", "v/").returncode == 0
-    other = ("--input", "corpus.jsonl.gz", "--output", "v/", "--gzip", "--quiet")
-    process = _run(folder, *other)
-    assert process.returncode == 1
-    assert "was written by another command (options gzip: False, now True)" in process.stderr
-    assert _run(folder, *other, "--force").returncode == 0
-    assert [path.name for path in (folder / "v").iterdir()] == ["part-00000.jsonl.gz"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
