@@ -53,7 +53,13 @@ def make_collection(output: Path, *, num_documents: int = 0, num_queries: int = 
     corpus = ({"_id": one.name, "title": "", "text": one.text} for one in found)
     queries = ({"_id": f"q:{one.name}", "text": one.summary} for split in splits.values() for one in split)
     judged = {name: [(f"q:{one.name}", one.name, 1) for one in split] for name, split in splits.items()}
-    write_beir(output, corpus, queries, judged)
+    shutil.rmtree(output, ignore_errors=True)
+    (output / "qrels").mkdir(parents=True)
+    for name, entries in (("corpus", corpus), ("queries", queries)):
+        (output / f"{name}.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries), encoding="utf-8")
+    for name, grades in judged.items():
+        lines = ["\t".join(map(str, row)) for row in (("query-id", "corpus-id", "score"), *grades)]
+        (output / "qrels" / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     digest = hashlib.sha256()
     for path in sorted(output.rglob("*.[jt]s*")):
         digest.update(path.read_bytes())
@@ -66,22 +72,6 @@ def make_collection(output: Path, *, num_documents: int = 0, num_queries: int = 
     }
     (output / "collection.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record
-
-
-def write_beir(
-    output: Path,
-    corpus: Iterable[dict[str, str]],
-    queries: Iterable[dict[str, str]],
-    judged: dict[str, list[tuple[str, str, int]]],
-) -> None:
-    """Write a collection, with grades by split, query and document, into a folder, in place of what is there."""
-    shutil.rmtree(output, ignore_errors=True)
-    (output / "qrels").mkdir(parents=True)
-    for name, entries in (("corpus", corpus), ("queries", queries)):
-        (output / f"{name}.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries), encoding="utf-8")
-    for name, grades in judged.items():
-        lines = ["\t".join(map(str, row)) for row in (("query-id", "corpus-id", "score"), *grades)]
-        (output / "qrels" / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def documented() -> Iterator[Documented]:
