@@ -9,13 +9,15 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import onnx_ir as ir
 
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder, path_parts
 from onnxtool.checkpoint.sentence_modules import ROUTER_NAME
@@ -46,6 +48,7 @@ from onnxtool.model_file import (
     MAX_INLINE_BYTES,
     NONE_INLINE,
     ModelFile,
+    Staging,
     check_model_output,
     check_sidecar_files,
     disk_failures,
@@ -262,73 +265,36 @@ def _would_take_too_long(strategy: ExportStrategy, failures: Sequence[tuple[Expo
 
 def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: ExitStack) -> tuple[ExportReport, Path]:
     """Trace, write, verify and stamp with one strategy; return the staged graph beside the report."""
-    options, plan, paths, stopwatch = job.request.options, job.plan, job.request.paths, job.stopwatch
-    specification = plan.specification
+    options, specification, paths, stopwatch = (
+        job.request.options,
+        job.plan.specification,
+        job.request.paths,
+        job.stopwatch,
+    )
     model = job.models.take(strategy.attention)
     architecture = type(model).__name__
     stopwatch.lap("load")
     tell(f"tracing {architecture} by {strategy.name}")
-    graph, *encoders = plan.pipeline.trace(model, strategy, options.opset)
-    job = replace(job, lengths=lengths_of(job, strategy).seen_in((graph, *encoders)[-1]))
-    described = {**_describe(job, strategy), **job.request.stamps}
-    for one, links in zip((graph, *encoders), plan.pipeline.links(paths.graph), strict=True):
-        one.metadata_props.update({**described, **links})
-    if job.models.adapters:
-        open_inputs(graph.graph, job.models.adapters)
-    opset = default_opset(graph.opset_imports)
-    further = {} if specification is None else specification.adapt(graph, _longest(job))
+    traced = [*job.plan.pipeline.trace(model, strategy, options.opset)]
+    del model
+    job = replace(job, lengths=lengths_of(job, strategy).seen_in(traced[-1]))
+    further = _finish_graphs(job, strategy, traced)
     stopwatch.lap("trace")
-    _LOGGER.info("strategy %s traced %d nodes, opset %d", strategy.name, graph.graph.num_nodes(), opset)
     with ExitStack() as output:
         staging = output.enter_context(staged(paths.graph, force=options.force, root=paths.root))
-        staging.data_suffix = job.request.target.data_suffix
         tell(f"writing {paths.graph}")
-        sizes = options.sizes
-        adapters = [
-            one.write(staging.folder / adapter_file(paths.graph, one.name), graph.graph) for one in job.models.adapters
-        ]
-        graph.metadata_props.update(adapters_entry(adapters) if adapters else {})
-        is_set = sizes and set_files(paths.graph, sizes)
-        written = [save_model(graph, staging, max_inline_bytes=NONE_INLINE if is_set else MAX_INLINE_BYTES)]
-        for name, other in further.items():
-            written.append(written[0].with_name(name))
-            write_inline(other, written[-1])
-        num_verified = len(written)  # an encoder is verified with its decoder
-        written += [save_beside(encoder, staging, encoder_path(written[0]).name) for encoder in encoders]
-        if not encoders and paths.graph.is_file():
-            staging.obsolete.extend(_encoder_of(paths.graph))
-        del graph, further, encoders, one, model
+        written, num_verified = _write_graphs(job, traced, further, staging)
         gc.collect()  # graphs are full of reference cycles, and hold as much memory as the model
-        sidecars = staging.folder / paths.files.relative_to(paths.root)
-        _write_sidecar_files(job, sidecars)
-        staging.obsolete.extend(obsolete_sidecar_files(job.request.source, sidecars, paths.files))
-        if options.force:  # files in other precisions belong to the graph that is replaced
-            for name in job.request.target.variant_names:
-                staging.remove(paths.graph.with_name(name))
-            staging.obsolete.extend(without_section(paths.files / CARD, sidecars / CARD))
+        sidecars = _write_sidecars(job, staging)
         stopwatch.lap("write")
         files = list(map(ModelFile.open, written))
-        all_sizes = read_sizes(sizes, files[0]) if sizes else {}
-        if sizes and len(files) > 1:
+        all_sizes = read_sizes(options.sizes, files[0]) if options.sizes else {}
+        if options.sizes and len(files) > 1:
             raise ExportError(f"--sizes is for one graph, and {architecture} becomes {len(files)}", "leave it out")
-        verifications: list[Verification | None] = [None]
-        notes = list[str]()
-        if options.verify:
-            verifications = [verifier.verify(file, strategy, job.lengths) for file in files[:num_verified]]
-            for name, of_adapter in verifier.adapted.items():
-                tell(f"comparing the adapter {name}")
-                error = of_adapter.verify(files[0].with_adapter(name), strategy, job.lengths).max_abs_error
-                notes.append(f"with the adapter {name}, the max_abs_error from PEFT is {error:.3g}")
+        verifications, notes = _verify_files(job, strategy, verifier, files[:num_verified])
         if specification is not None:
             specification.check(sidecars, files[0])
-        inputs = plan.pipeline.inputs(strategy, verifier.cases(strategy, job.lengths))
-        for number, file in enumerate(files):
-            figures = verifications[number if number < len(verifications) else 0]
-            _stamp_inputs(file, inputs[number if number < len(inputs) else 0])
-            if figures is not None and job.lengths.longest is not None:
-                file.stamp({VERIFIED_LENGTH_KEY: str(verifier.longest_case(figures))})
-            _stamp_tokenizer(file, job, sidecars)
-            file.stamp(step_entry("export", figures, exporter=strategy.exporter.name))
+        _stamp_files(job, strategy, verifier, files, verifications, sidecars)
         if options.reads_texts:
             from onnxtool.export.in_graph import put_tokenizer
 
@@ -336,21 +302,123 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
             files[0] = put_tokenizer(files[0], staging, own, options)
             stopwatch.lap("tokenizer")
         found: tuple[SizeResult, ...] = ()
-        if sizes:
-            from onnxtool.runtime.made_files import write_sizes
-
-            def check(file: ModelFile) -> None:
-                longest = min(filter(None, (job.lengths.longest, file.sizes[0].sizes.get(SEQUENCE))), default=None)
-                verifier.verify(file, strategy, replace(job.lengths, longest=longest))
-
-            place = ExecutionProvider.parse(CPU) if options.verify else None
-            files[0], found = write_sizes(files[0], staging, all_sizes, place, check if options.verify else None)
-            stopwatch.lap("sizes")
+        if options.sizes:
+            files[0], found = _write_sizes(job, strategy, verifier, files[0], staging, all_sizes)
         if specification is not None:
             specification.pack(sidecars, files[0].path)
         outputs.push(output.pop_all())
     report = _report(job, strategy, files[0], verifications[0], architecture, found)
     return replace(report, notes=(*report.notes, *notes)), files[0].path
+
+
+def _finish_graphs(job: Job, strategy: ExportStrategy, traced: Sequence[ir.Model]) -> dict[str, ir.Model]:
+    """Stamp all, give the first its target's form, and return the target's further graphs by file name."""
+    graph, specification = traced[0], job.plan.specification
+    described = {**_describe(job, strategy), **job.request.stamps}
+    for one, links in zip(traced, job.plan.pipeline.links(job.request.paths.graph), strict=True):
+        one.metadata_props.update({**described, **links})
+    if job.models.adapters:
+        open_inputs(graph.graph, job.models.adapters)
+    opset = default_opset(graph.opset_imports)
+    further = {} if specification is None else specification.adapt(graph, _longest(job))
+    _LOGGER.info("strategy %s traced %d nodes, opset %d", strategy.name, graph.graph.num_nodes(), opset)
+    return dict(further)
+
+
+def _write_graphs(
+    job: Job, traced: list[ir.Model], further: dict[str, ir.Model], staging: Staging
+) -> tuple[list[Path], int]:
+    """Write all graphs and adapters; return the paths, and how many are verified: an encoder is with its decoder.
+
+    `traced` and `further` are emptied, because they hold as much memory as the model.
+    """
+    paths, sizes = job.request.paths, job.request.options.sizes
+    graph, *encoders = traced
+    staging.data_suffix = job.request.target.data_suffix
+    adapters = [
+        one.write(staging.folder / adapter_file(paths.graph, one.name), graph.graph) for one in job.models.adapters
+    ]
+    graph.metadata_props.update(adapters_entry(adapters) if adapters else {})
+    is_set = sizes and set_files(paths.graph, sizes)
+    written = [save_model(graph, staging, max_inline_bytes=NONE_INLINE if is_set else MAX_INLINE_BYTES)]
+    for name, other in further.items():
+        written.append(written[0].with_name(name))
+        write_inline(other, written[-1])
+    num_verified = len(written)
+    written += [save_beside(encoder, staging, encoder_path(written[0]).name) for encoder in encoders]
+    if not encoders and paths.graph.is_file():
+        staging.obsolete.extend(_encoder_of(paths.graph))
+    traced.clear()
+    further.clear()
+    return written, num_verified
+
+
+def _write_sidecars(job: Job, staging: Staging) -> Path:
+    """Write tokenizer, configuration and card beside the graph, mark what they replace, and return their folder."""
+    paths = job.request.paths
+    sidecars = staging.folder / paths.files.relative_to(paths.root)
+    _write_sidecar_files(job, sidecars)
+    staging.obsolete.extend(obsolete_sidecar_files(job.request.source, sidecars, paths.files))
+    if job.request.options.force:  # files in other precisions belong to the graph that is replaced
+        for name in job.request.target.variant_names:
+            staging.remove(paths.graph.with_name(name))
+        staging.obsolete.extend(without_section(paths.files / CARD, sidecars / CARD))
+    return sidecars
+
+
+def _verify_files(
+    job: Job, strategy: ExportStrategy, verifier: Verifier, files: Sequence[ModelFile]
+) -> tuple[list[Verification | None], list[str]]:
+    """Compare each file, and each adapter, with PyTorch; return the figures, None without --verify, and notes."""
+    if not job.request.options.verify:
+        return [None], []
+    figures: list[Verification | None] = [verifier.verify(file, strategy, job.lengths) for file in files]
+    notes = []
+    for name, of_adapter in verifier.adapted.items():
+        tell(f"comparing the adapter {name}")
+        error = of_adapter.verify(files[0].with_adapter(name), strategy, job.lengths).max_abs_error
+        notes.append(f"with the adapter {name}, the max_abs_error from PEFT is {error:.3g}")
+    return figures, notes
+
+
+def _stamp_files(
+    job: Job,
+    strategy: ExportStrategy,
+    verifier: Verifier,
+    files: Sequence[ModelFile],
+    verifications: Sequence[Verification | None],
+    sidecars: Path,
+) -> None:
+    """Record inputs, verification and tokenizer in each file; an encoder shares the figures of its decoder."""
+    inputs = job.plan.pipeline.inputs(strategy, verifier.cases(strategy, job.lengths))
+    for number, file in enumerate(files):
+        figures = verifications[number if number < len(verifications) else 0]
+        _stamp_inputs(file, inputs[number if number < len(inputs) else 0])
+        if figures is not None and job.lengths.longest is not None:
+            file.stamp({VERIFIED_LENGTH_KEY: str(verifier.longest_case(figures))})
+        _stamp_tokenizer(file, job, sidecars)
+        file.stamp(step_entry("export", figures, exporter=strategy.exporter.name))
+
+
+def _write_sizes(
+    job: Job,
+    strategy: ExportStrategy,
+    verifier: Verifier,
+    file: ModelFile,
+    staging: Staging,
+    all_sizes: Mapping[str, dict[str, int]],
+) -> tuple[ModelFile, tuple[SizeResult, ...]]:
+    """Write a file for each of --sizes, each compared with PyTorch up to its own length."""
+    from onnxtool.runtime.made_files import write_sizes
+
+    def check(made: ModelFile) -> None:
+        longest = min(filter(None, (job.lengths.longest, made.sizes[0].sizes.get(SEQUENCE))), default=None)
+        verifier.verify(made, strategy, replace(job.lengths, longest=longest))
+
+    place, is_checked = ExecutionProvider.parse(CPU), job.request.options.verify
+    found = write_sizes(file, staging, all_sizes, place if is_checked else None, check if is_checked else None)
+    job.stopwatch.lap("sizes")
+    return found
 
 
 def _report(
