@@ -190,12 +190,6 @@ def quantize_weight(weight: Floats) -> tuple[Codes, Floats]:
     return nearest_codes(weight, scale), scale
 
 
-def round_weight(weight: Floats) -> Floats:
-    """Return the values of the int8 weight of a product, float32 [K, N], as every CPU multiplies it."""
-    scale = weight_scale(weight)
-    return nearest_codes(weight, scale).astype(np.float32) * scale
-
-
 def round_activations(values: Floats, lowest: float, highest: float) -> Floats:
     """Return the values of the uint8 of `values`, which all lie in `lowest`..`highest`."""
     grid = ActivationGrid.over(lowest, highest)

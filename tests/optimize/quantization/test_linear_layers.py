@@ -15,8 +15,9 @@ from onnxtool.optimize.quantization.arithmetic import (
     Adjustment,
     Floats,
     RowGrid,
+    nearest_codes,
     round_activations,
-    round_weight,
+    weight_scale,
 )
 from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.quantization.int4 import find_grid, quantize_int4
@@ -81,6 +82,12 @@ OTHERS: dict[str, tuple[Graph, str]] = {
 ATTENTION = "g (float[B, S, 8] x, int32[B, S] m) => (float[B, S, 8] y)"
 QKV: Arrays = {"w": normal(8, 24, seed=3), "b": normal(24, seed=4)}
 OF_INT8, OF_INT4 = ["w_int8", "w_scale", "w_zero"], ["w_int4_blocks", "w_int4_scale", "w_int4_zero"]
+
+
+def round_weight(weight: Floats) -> Floats:
+    """Return the values of the int8 weight of a product, float32 [K, N], as every CPU multiplies it."""
+    scale = weight_scale(weight)
+    return nearest_codes(weight, scale).astype(np.float32) * scale
 
 
 def in_blocks(weight: Floats, bits: int = 4) -> Floats:

@@ -24,14 +24,13 @@ from onnxtool.optimize.quantization.arithmetic import (
     nearest_codes,
     round_channel,
     round_together,
-    round_weight,
     weight_scale,
 )
 from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
 from onnxtool.runtime.providers import EXACT_PRODUCTS_OPTION, products_saturate
 from tests.optimize.exact_products import with_exact_products
 from tests.optimize.passes.builders import apply, build, build_body, normal, operators, run_as_stored
-from tests.optimize.quantization.test_linear_layers import FORMS, W, X
+from tests.optimize.quantization.test_linear_layers import FORMS, W, X, round_weight
 
 GRID = RowGrid(100)
 PER_ROW = quantize_int8(adjustments={"w": Adjustment(activations=GRID)})

@@ -11,7 +11,7 @@ import pytest
 from onnxtool.optimize.quantization import adjustments
 from onnxtool.optimize.quantization.activations import Activations, Feeds, Recording
 from onnxtool.optimize.quantization.adjustments import HEADROOM, choose_adjustments
-from onnxtool.optimize.quantization.arithmetic import ActivationGrid, Adjustment, Floats, round_weight
+from onnxtool.optimize.quantization.arithmetic import ActivationGrid, Adjustment, Floats
 from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
 from onnxtool.optimize.quantization.linear_layers import find_linear_layers
@@ -29,7 +29,7 @@ from tests.optimize.passes.builders import (
     run_as_stored,
 )
 from tests.optimize.quantization.test_int8 import FEEDS, errors_of, layers
-from tests.optimize.quantization.test_linear_layers import FORMS, B, W, X
+from tests.optimize.quantization.test_linear_layers import FORMS, B, W, X, round_weight
 
 GRID = ActivationGrid(np.float32(0.03), 120)
 STATIC = quantize_int8(adjustments={"w": Adjustment(activations=GRID)})
