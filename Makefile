@@ -42,7 +42,7 @@ web: ## Install with npm what tests run in JavaScript, and a server of Azure's s
 	ONNXRUNTIME_NODE_INSTALL=skip npm ci --prefix tests/training/web --no-audit --no-fund
 	npm ci --prefix tests/encoding/azurite --no-audit --no-fund --ignore-scripts
 
-test_lowest: ## Run the fast tests with the lowest versions that pyproject.toml admits.
+test_lowest: ## Run all but the slow tests with the lowest versions that pyproject.toml allows.
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/$(SCRIPTS)/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[dev]'
 	.venv-lowest/$(SCRIPTS)/python -m pytest -m 'not slow'
@@ -78,7 +78,7 @@ check_install: $(READY) ## Install what dist/ has by its metadata alone, run it,
 follow: $(READY) ## Follow README and the start guide in a fresh clone with an empty home, in order, twice; fetches packages.
 	$(BIN)/python scripts/follow_documents.py
 
-bench: $(READY) ## Measure export, optimize and stats beside their peers on this machine.
+bench: $(READY) ## Measure export, optimize and stats on this machine, and compare with peers.
 	$(BIN)/python scripts/bench_commands.py
 
 review: $(READY) ## Describe the difference of NEW and OLD, two ONNX files, in models/review.md and models/review.html.

@@ -1,4 +1,4 @@
-"""onnxtool: turn a Hugging Face checkpoint into a verified, optimized, timed and described ONNX model.
+"""onnxtool: turn a Hugging Face checkpoint into a verified, optimized, timed and documented ONNX model.
 
 Public names are imported on first use, so that `import onnxtool` costs nothing.
 """

@@ -276,8 +276,8 @@ def test_a_ring_of_imports_is_seen() -> None:
     assert cycle_of({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
 
 
-def test_no_scripts_import_each_other() -> None:
-    """What two of them share is in scripts/harness."""
+def test_scripts_do_not_import_each_other_in_a_ring() -> None:
+    """A script may use another, but not both ways."""
     assert cycle_of(dependencies(SCRIPTS)) == []
 
 

@@ -1,4 +1,4 @@
-"""What to time, and for how long."""
+"""Options of a benchmark: runs, duration, warm-up, comparison."""
 
 from __future__ import annotations
 

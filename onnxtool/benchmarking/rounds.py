@@ -119,7 +119,7 @@ class SessionRunner:
 
 @dataclass(frozen=True)
 class RoundLimits:
-    """What stops a shape: the first that is met. `duration_s` is for each model."""
+    """Limits of a shape, of which the first that is met stops it. `duration_s` is for each model."""
 
     runs: float
     duration_s: float

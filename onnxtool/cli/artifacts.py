@@ -97,8 +97,8 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
 def _proof_blocks(proof: ArtifactVerification | None) -> list[Block]:
     """Describe how far three training steps from the written files differ from PyTorch."""
     if proof is None:
-        needs = "--model_name or a file of at most 8 MB, a --loss, no --no_verify, and made-up inputs"
-        return [Note(f"loss and gradients were not verified: this takes {needs}")]
+        needs = "pass --model_name or a file of at most 8 MB, with a --loss and without --no_verify"
+        return [Note(f"loss and gradients were not verified: {needs}")]
     facts = [
         ("Verified against", f"{proof.reference}, three steps from the written files"),
         ("Loss", f"{proof.loss:.6g}, reference {proof.reference_loss:.6g}, relative difference {proof.loss_error:.1e}"),

@@ -1,4 +1,4 @@
-"""`onnxtool completion`: shell completion of commands, options, paths and checkpoint names."""
+"""`onnxtool completion`: shell completion of commands, options, choices and paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHELLS = ("bash", "zsh", "fish")
 def command(shell: str, log_level: str | None, verbose: int) -> None:
     """Print a script that lets SHELL complete onnxtool's commands, options, choices and paths.
 
-    --model_name completes folders, and hub ids that are in the local cache. For bash, add the line
+    --model_name completes folders. For bash, add the line
     eval "$(onnxtool completion bash)" to ~/.bashrc; for zsh likewise to ~/.zshrc; for fish, save the output as
     ~/.config/fish/completions/onnxtool.fish.
     """

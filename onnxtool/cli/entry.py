@@ -98,7 +98,7 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, is_asked_for:
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version."
 )
 def main() -> None:
-    """Turn a Hugging Face checkpoint into a verified, optimized, timed and described ONNX model.
+    """Turn a Hugging Face checkpoint into a verified, optimized, timed and documented ONNX model.
 
     Options come from the command line, then ONNXTOOL_COMMAND_OPTION in the environment, then
     [COMMAND] in .onnxtool.toml, then [tool.onnxtool.COMMAND] in pyproject.toml.

@@ -79,7 +79,10 @@ def _refuse_for_pictures(options: VectorOptions) -> None:
     """
     own = {"--prompt": options.prompt, "--keep_special": options.keep_special, "--weights": options.weights}
     if given := [*(name for name, value in own.items() if value), *options.given_for_texts]:
-        raise InputError(f"{' and '.join(given)} was passed, which is for texts, but the corpus consists of images")
+        raise InputError(
+            f"{' and '.join(given)} was passed, which is for texts, but the corpus consists of images",
+            f"leave {' and '.join(given)} out",
+        )
 
 
 def _kind(model: CorpusModel, options: VectorOptions, *, is_sparse: bool) -> str:
@@ -98,7 +101,10 @@ def _kind(model: CorpusModel, options: VectorOptions, *, is_sparse: bool) -> str
         raise InputError(f"the model gives term weights, which {kind} cannot store", "use jsonl or parquet")
     for_terms = {"--weights": options.weights, "--keep_special": options.keep_special}
     if not is_sparse and (given := [name for name, value in for_terms.items() if value]):
-        raise InputError(f"{' and '.join(given)} was passed, which is for term weights, but the model gives embeddings")
+        raise InputError(
+            f"{' and '.join(given)} was passed, which is for term weights, but the model gives embeddings",
+            f"leave {' and '.join(given)} out",
+        )
     if options.gzip and kind != "jsonl":
         raise InputError(f"gzip is for jsonl, but the output is {kind}", "leave out --gzip")
     return kind

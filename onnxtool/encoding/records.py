@@ -69,7 +69,7 @@ class ShardTexts:
         return cls(np.frombuffer(digests, f"V{DIGEST_BYTES}"), places, tuple(files))
 
     def without(self, dropped: Sequence[int]) -> ShardTexts:
-        """Return the others."""
+        """Return the texts except those at `dropped`."""
         return ShardTexts(np.delete(self.digests, dropped), np.delete(self.places, dropped), self.files)
 
     def to_json(self) -> dict[str, Any]:

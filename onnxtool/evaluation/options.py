@@ -147,7 +147,7 @@ class EvaluateOptions(Described, ProviderOptions):
 
 
 class DriftOptions(Options):
-    """What drift is measured on.
+    """Options of a measurement of drift.
 
     Attributes:
         texts: a file of texts; None for documents of `data`.

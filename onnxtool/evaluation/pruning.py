@@ -27,7 +27,7 @@ class Cut(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How the option writes it; `none` for neither."""
+        """Its spelling in the option; `none` for neither."""
         return "/".join(self).removesuffix("/") or "none"
 
 
@@ -86,7 +86,7 @@ class PrunedSearch:
 
     @property
     def sizes(self) -> Sizes:
-        """How large the vectors are so far."""
+        """The sizes of the vectors so far."""
         counts = _counts(self._queries)
         if isinstance(self._queries, SparseVectors):
             size = _POSTING * self._num_terms + _OFFSET * (int(self._is_used.sum()) + 1)

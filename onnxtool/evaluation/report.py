@@ -99,7 +99,7 @@ class GateCheck:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the vectors of a collection are.
+    """The sizes of the vectors of a collection.
 
     Attributes:
         query_terms: average number of terms of a query; of token vectors in late interaction.

@@ -262,7 +262,9 @@ def _retrieve_each(system: System, collection: Collection, cuts: Sequence[Cut]) 
     if not cuts:
         return {Cut(): system.retrieve(collection)}
     if not isinstance(system, VectorSystem):
-        raise InputError(f"--prune is for encoders, and {system.name} is a model of the kind {system.kind}")
+        raise InputError(
+            f"--prune is for encoders, and {system.name} is a model of the kind {system.kind}", "leave --prune out"
+        )
     for cut in cuts:
         system.require(cut)
     every = [Cut(), *cuts]

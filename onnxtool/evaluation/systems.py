@@ -122,7 +122,7 @@ class VectorSystem(System):
         """Yield the vectors of all documents."""
 
     def run_query(self, text: str) -> None:
-        """Encode it."""
+        """Encode one query, to time it."""
         self.encode_queries([text])
 
     def retrieve(self, collection: Collection) -> SearchResults:
@@ -135,7 +135,10 @@ class VectorSystem(System):
         Raises:
             InputError: one is not.
         """
-        raise InputError(f"--prune {cut.name} is for an ONNX file of a sparse or late-interaction encoder")
+        raise InputError(
+            f"--prune {cut.name} is for an ONNX file of a sparse or late-interaction encoder",
+            "pass such a file, or leave --prune out",
+        )
 
     def retrieve_each(self, collection: Collection, cuts: Sequence[Cut]) -> list[SearchResults]:
         """Encode once, and search with the vectors as each of `cuts` makes them smaller."""
@@ -356,7 +359,7 @@ class OnnxVectors(VectorSystem):
 
     @property
     def options(self) -> EvaluateOptions:
-        """How it reads texts."""
+        """The options that were passed."""
         return self._options
 
     def encode_documents(self, texts: Sequence[str]) -> Any:

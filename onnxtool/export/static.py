@@ -30,9 +30,6 @@ _MODEL_TYPE = "static-embedding"
 class StaticCheckpoint(Checkpoint):
     """A checkpoint without a transformer: a lookup table of vectors or weights for the tokens of a text.
 
-    It is exported as a model that looks up tokens, like any other model. The definitions are StaticEmbedding (as
-    distilled by model2vec) and SparseStaticEmbedding in sentence-transformers 6.2.
-
     Attributes:
         table: float32 [V, W] for vectors, or [V] for weights.
     """

@@ -1,4 +1,4 @@
-"""What a target needs of a model's graph and files: determined before tracing, checked on the written files.
+"""Needs of a target as to a model's graph and files: determined before tracing, checked on the written files.
 
 Shape letters: B batch, S sequence.
 """
@@ -100,7 +100,7 @@ class TargetSpecification:
 
     @property
     def note(self) -> str:
-        """What the target's users must configure; empty if it reads everything from the folder."""
+        """Settings that the target's users must make; empty if it reads everything from the folder."""
         target, longest = self.target, self.source.sentence_modules.max_sequence_length
         cuts = target.most_tokens is not None and (longest is None or longest > target.most_tokens)
         return f"{target.note}{target.notes.get(self.use.kind, '')}".format(

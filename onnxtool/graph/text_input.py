@@ -44,7 +44,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Frame:
-    """How a text, or a pair of texts, becomes a row of ids.
+    """The form of a row of ids, of a text or of a pair of texts.
 
     Attributes:
         segments: the parts of a row, in order.

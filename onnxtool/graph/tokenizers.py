@@ -245,7 +245,7 @@ class WordPiece(GraphTokenizer):
 
     @cached_property
     def _spelled(self) -> dict[str, str]:
-        """What each character becomes in terms of the vocabulary's letters, with all others as unknown ones."""
+        """Each character in terms of the vocabulary's letters, with all others as unknown ones."""
         same = {letter: letter for letter in (*self.letters, " ")}
         return {
             key: "".join(one if one in self.letters or one == " " else UNKNOWN for one in text)

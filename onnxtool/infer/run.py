@@ -89,7 +89,7 @@ class TextJob:
 
     @property
     def asked(self) -> AnswerOptions:
-        """What the options ask of each text."""
+        """The requests of the options for each text."""
         options = self.options
         long = None if options.long is None else LongTexts(options.long, options.overlap)
         return AnswerOptions(options.query, options.prompt, options.text_task, long, options.top_k, options.prune)

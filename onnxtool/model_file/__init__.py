@@ -141,7 +141,7 @@ class ModelFile:
 
     @cached_property
     def text_input(self) -> TextInput | None:
-        """How the graph reads texts; None for one that reads ids.
+        """The record of how the graph reads texts; None for one that reads ids.
 
         Raises:
             ModelFileError: the metadata is malformed.
@@ -242,7 +242,7 @@ class ModelFile:
 
     @cached_property
     def compiled(self) -> Compiled | None:
-        """What a provider has compiled; None for a graph of operators.
+        """The record of what a provider has compiled; None for a graph of operators.
 
         Raises:
             ModelFileError: the metadata is malformed.

@@ -75,7 +75,7 @@ FIGURES = (
 
 
 class TextInput(NamedTuple):
-    """How a graph reads texts.
+    """A record of how a graph reads texts.
 
     Attributes:
         names: its inputs: string [N] each, two for pairs.
@@ -95,7 +95,7 @@ class TextInput(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What it reads, and how far that is proved."""
+        """A sentence on what it reads, and how far that is proved."""
         what = "texts" if len(self.names) == 1 else "pairs of texts"
         cut = f", and cuts them to {self.most_tokens:,} tokens" if self.most_tokens < LONGEST else ""
         reads = f"the graph reads {what} by onnxruntime-extensions{cut}"
@@ -181,7 +181,7 @@ def parse_adapters(text: str) -> tuple[AdapterFile, ...] | None:
 
 
 class Compiled(NamedTuple):
-    """What a provider has compiled, and where that runs.
+    """A record of what a provider has compiled, and where that runs.
 
     Attributes:
         provider: the provider and its device.

@@ -144,7 +144,7 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     if source.adapters and (options.sizes or options.compiled or not options.target.row.is_reference):
         raise PassError(
             f"{source.path} has adapters, which run on the CPU or CUDA, from a graph of any size",
-            "leave out --sizes, --compiled and --provider, or export each adapter merged: --model_name ADAPTER",
+            "leave out --sizes, --compile and --provider, or export each adapter merged: --model_name ADAPTER",
         )
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-{kind}.onnx")
     check_model_output(output, force=options.force)

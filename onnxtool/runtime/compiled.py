@@ -1,4 +1,4 @@
-"""What a provider has compiled runs where it was compiled for, and nowhere else."""
+"""Refuse compiled files on another provider, version or processor than their own."""
 
 from __future__ import annotations
 

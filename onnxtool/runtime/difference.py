@@ -106,7 +106,7 @@ INCOMPARABLE = OutputError(math.inf, -1.0, 1.0, passed=False)
 
 @dataclass(frozen=True)
 class Spread:
-    """How an output with few columns varies over all rows of a reference.
+    """The variation of an output with few columns over all rows of a reference.
 
     A bias moves all rows of a column, and softmax ignores what all columns of a row share. Neither may set the scale
     of errors, so rows are compared with the mean of their column, with and without the mean of the row.

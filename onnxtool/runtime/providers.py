@@ -102,7 +102,7 @@ class ExecutionProvider:
 
     @property
     def row(self) -> Row:
-        """What is known of it."""
+        """Its row in `ROWS`."""
         return ROWS[self.name]
 
     @property
@@ -123,7 +123,7 @@ class ExecutionProvider:
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of an execution provider.
+    """An execution provider as onnxruntime knows it, and its settings.
 
     Attributes:
         runtime_name: onnxruntime's name for it.

@@ -129,7 +129,7 @@ def open_plain(path: ModelPath, provider: ExecutionProvider) -> Session:
 
 
 class _Settings(NamedTuple):
-    """How a session is opened, as `open_session` and `open_alike` describe.
+    """Settings of a session, which `open_session` and `open_alike` describe.
 
     Attributes:
         exact: whether int8 products may be computed exactly, as the file's metadata may require.
@@ -280,7 +280,7 @@ class Proof:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user has to know."""
+        """A note on nodes that run on the CPU."""
         if not self.left:
             return ()
         return (f"{len(self.left)} nodes run on the CPU, {self.share:.0%} of the time: {some(self.left)}",)

@@ -1,4 +1,4 @@
-"""What a graph's inputs are, as far as its names, axes and nodes tell.
+"""The kinds of a graph's inputs, as far as its names, axes and nodes tell.
 
 Shape letters: B batch, S sequence.
 """

@@ -159,7 +159,7 @@ class EdgeChange(NamedTuple):
 
 @short_repr
 class Edges(NamedTuple):
-    """How nodes are connected in a model and its base.
+    """The connections of nodes in a model and in its base.
 
     Attributes:
         changed: number of changes.

@@ -1,8 +1,8 @@
 """Find the first release of onnxruntime that runs a model on the CPU, from its versions and its operators.
 
 Each release is built with one release of ONNX and refuses anything newer; com.microsoft stays at version 1, while its
-operators gain inputs and attributes. The tables were made with `scripts/check_releases.py`, which opens models in the
-releases from 1.6 to 1.32 and reads the lists of operators and kernels in the releases from 1.16 on. Value types are not
+operators gain inputs and attributes. The tables were made by opening models in the
+releases from 1.6 to 1.32, and from the lists of operators and kernels in the releases from 1.16 on. Value types are not
 considered: a file that needs a kernel for an unusual type may need a later release.
 """
 

@@ -26,7 +26,7 @@ _Key = tuple[object, ...]
 
 
 class _Round(NamedTuple):
-    """What the values of a graph are known by: one key for each node, and the keys that it reads."""
+    """Keys of a graph's values: one for each node, and those that it reads."""
 
     keys: list[int]
     reads: list[list[int]]

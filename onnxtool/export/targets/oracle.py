@@ -30,7 +30,7 @@ class OracleSpecification(TargetSpecification):
 
     @property
     def note(self) -> str:
-        """How to load the graph."""
+        """Instructions to load the graph."""
         return f"{super().note} metadata => JSON('{json.dumps(self.metadata)}'))"
 
     def convert(self, graph: ir.Model) -> dict[str, ir.Model]:

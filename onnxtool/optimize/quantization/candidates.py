@@ -105,7 +105,7 @@ class _CandidateRun:
         self.reason = error.message.replace(str(self.path), "the file")
 
     def report(self, *, is_chosen: bool) -> Candidate:
-        """Return it as a report."""
+        """Return its row of the report."""
         return Candidate(
             provider=self.target.place,
             precision=self.precision,

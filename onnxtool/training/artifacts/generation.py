@@ -145,7 +145,7 @@ def generate_artifacts(
     All arguments except the last one are the same as in onnxruntime-training; see `ArtifactOptions`.
 
     Raises:
-        ArtifactError: a name is not in the model, the loss is not a loss, …
+        ArtifactError: a name is not in the model, or the loss is no scalar of it.
         GradientError: operators between the parameters and the loss have no gradient.
         OutputWriteError: the files cannot be written.
         TypeError: an argument is of a wrong type.

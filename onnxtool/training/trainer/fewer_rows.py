@@ -24,7 +24,7 @@ MODEL_ERRORS = (OnnxtoolError, RuntimeError, ValueError, LookupError, TypeError,
 
 @dataclass(frozen=True)
 class RowReport:
-    """How many rows were left out so far; `str()` gives a readable text.
+    """The number of rows left out so far; `str()` gives a readable text.
 
     Attributes:
         kind: what left them out.

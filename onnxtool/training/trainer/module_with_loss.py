@@ -349,7 +349,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
 
     @property
     def _plain(self) -> Callable[..., Any]:
-        """What is compiled."""
+        """The model as it is compiled: the loss, or the encoder's forward pass."""
         return self._loss if self.encoder is None else self.encoder.model_forward
 
     def _loss_of_embeddings(
