@@ -10,7 +10,7 @@ from onnxtool.checkpoint.text_files import TextInput, count_lines, iterate_texts
 from onnxtool.errors import InputError, OptionError
 from onnxtool.infer.answering import AnswerOptions, answer_queries, answer_texts, in_parts, stream_answers
 from onnxtool.infer.chats import CUT, LongTexts
-from onnxtool.infer.generation.graphs import ENCODER_MASK, cache_of
+from onnxtool.infer.generation.graphs import ENCODER_MASK
 from onnxtool.infer.generation.writing import OnText, Writer, load_writer
 from onnxtool.infer.loading import LoadedModel, load_as
 from onnxtool.infer.options import GenerateOptions, InferOptions
@@ -21,6 +21,7 @@ from onnxtool.infer.text_model import find_file
 from onnxtool.infer.vectors import AnyVectors
 from onnxtool.model_file import ModelFile
 from onnxtool.options import checked
+from onnxtool.runtime.decoding import cache_of
 
 
 def given_texts(options: InferOptions) -> Iterator[TextInput]:

@@ -30,17 +30,10 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from onnxtool.errors import SessionError
-from onnxtool.infer.generation.graphs import (
-    ENCODER_MASK,
-    IDS,
-    LOGITS,
-    MASK,
-    POSITIONS,
-    cache_of,
-    empty_cache,
-    past_name,
-)
+from onnxtool.infer.generation.graphs import ENCODER_MASK, empty_cache, past_name
+from onnxtool.runtime.decoding import LOGITS, POSITIONS, cache_of
 from onnxtool.runtime.running import Session
+from onnxtool.runtime.signature import IDS, MASK
 
 
 @dataclass(frozen=True)

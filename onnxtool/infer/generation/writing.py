@@ -19,7 +19,7 @@ from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.errors import InputError, first_line
 from onnxtool.infer.chats import CUT, Chats, LongTexts
-from onnxtool.infer.generation.graphs import IDS, MASK, find_encoder
+from onnxtool.infer.generation.graphs import find_encoder
 from onnxtool.infer.loading import load
 from onnxtool.infer.options import GenerateOptions, LongText
 from onnxtool.infer.report import GenerationReport, WrittenText
@@ -31,6 +31,7 @@ from onnxtool.progress import tell
 from onnxtool.reports import Json
 from onnxtool.runtime.providers import Provider, Threads
 from onnxtool.runtime.session import open_session
+from onnxtool.runtime.signature import IDS, MASK
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
