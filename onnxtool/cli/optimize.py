@@ -182,6 +182,8 @@ def _quantized(quantization: Quantization | None, ranking: Ranking | None) -> li
     num_layers, num_named = quantization.num_layers, len(quantization.kept) - len(kept)
     texts = f"{quantization.num_texts} texts" if quantization.num_texts else "random ids"
     layers = f"{num_layers - len(kept) - num_named} of {num_layers} layers"
+    if quantization.finer:
+        layers += f", {len(quantization.finer)} of them with float32 activations"
     if num_named:
         layers += f", {num_named} kept by name, {len(kept)} by measurement"
     if quantization.activations:
@@ -190,9 +192,10 @@ def _quantized(quantization: Quantization | None, ranking: Ranking | None) -> li
     if quantization.embedding_precision not in ("", precision):
         embeddings += f" in {quantization.embedding_precision}"
     error = f"1 - cosine {quantization.error:.2g} at most, {quantization.mean_error:.2g} on average, {texts}"
+    tokens = [] if quantization.tokens is None else [("Greedy tokens", str(quantization.tokens))]
     blocks: list[Block] = [
         Heading("Quantization"),
-        Facts([(f"In {precision}", f"{layers}, {embeddings}"), ("Error", error), *_ranking(ranking)]),
+        Facts([(f"In {precision}", f"{layers}, {embeddings}"), ("Error", error), *tokens, *_ranking(ranking)]),
     ]
     if kept:
         columns = ("layer", "is kept in", f"its error in {precision}")

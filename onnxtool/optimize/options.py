@@ -72,6 +72,8 @@ class OptimizeOptions(ProviderOptions):
         embeddings: the lowest precision of embeddings in int4, `int4` or `int8`; None for int4.
         max_error: upper bound on 1 - cosine of any output; None for the precision's tolerance. In int8 and int4, layers
             stay in higher precision until it holds on the texts of `calibration`; None for 0.01.
+        equal_tokens: the least share of greedy tokens that a decoder in int8 or int4 has in common with its input,
+            from 0, for which they are not compared, to 1; None for all of them.
         calibration: texts for int8, int4 and auto, one per line or JSON Lines with `contents`; None for onnxtool's own.
         prune: a rule of `parse_pruning` by which the graph leaves out terms; None for none.
         vocabulary: texts, or a JSON list of tokens, to cut the vocabulary to; None for the whole vocabulary.
@@ -167,6 +169,18 @@ class OptimizeOptions(ProviderOptions):
             default="0.01 for int8, int4 and auto, otherwise the precision's tolerance",
         ),
     ] = None
+    equal_tokens: Annotated[
+        float | None,
+        Option(
+            "The least share of greedy tokens that a decoder in int8 or int4 has in common with its input; 0 leaves "
+            "the comparison out.",
+            metavar="SHARE",
+            minimum=0,
+            maximum=1,
+            effect="check",
+            default="1",
+        ),
+    ] = None
     calibration: Annotated[
         OptionalPath,
         Option(
@@ -246,6 +260,10 @@ class OptimizeOptions(ProviderOptions):
         if self.calibration is not None and precision not in (*QUANTIZED, "auto"):
             raise OptionError(
                 f"--calibration is for int8, int4 and auto, and the precision is {precision}", "pass --precision int8"
+            )
+        if self.equal_tokens is not None and precision not in (*QUANTIZED, "auto"):
+            raise OptionError(
+                f"--equal_tokens is for int8, int4 and auto, and the precision is {precision}", "pass --precision int4"
             )
         if given != NO_INPUTS and precision == FP32 and not self.verify and not self.timing:
             raise OptionError(

@@ -48,12 +48,54 @@ class FallbackLayer:
             calibration inputs; None for a layer that was not tried, e.g. in a branch or loop body.
         precision: precision of its weight in the file: `float32`, or `int8` for an 8-bit weight in an int4 file.
         by_name: whether `keep_float32` names it; otherwise the measured error decided.
+        activations: precision of what a layer in blocks is multiplied with, `int8` or `float32`; empty for others.
     """
 
     name: str
     error: float | None
     precision: str = "float32"
     by_name: bool = False
+    activations: str = ""
+
+
+@short_repr
+@dataclass(frozen=True)
+class GreedyTokens:
+    """The greedy tokens of a quantized decoder, compared with those of the input file in float32.
+
+    After each prompt, both files read the input's own greedy tokens, step by step: all tokens of a prompt are equal
+    exactly if the two generate the same text.
+
+    Attributes:
+        num_prompts: number of prompts, held out from the rounding of weights.
+        num_steps: tokens after each.
+        num_equal: tokens that are equal.
+        num_undecided: tokens that are not counted: the input's two best logits are closer than its own rounding, as
+            measured between steps and a single pass.
+        first_difference: prompt and step of the first different token, from 1; None if there is none.
+    """
+
+    num_prompts: int
+    num_steps: int
+    num_equal: int
+    num_undecided: int
+    first_difference: tuple[int, int] | None = None
+
+    @property
+    def num_counted(self) -> int:
+        """The number of tokens that can be equal."""
+        return self.num_prompts * self.num_steps - self.num_undecided
+
+    @property
+    def share(self) -> float:
+        """The share of equal tokens."""
+        return self.num_equal / self.num_counted
+
+    def __str__(self) -> str:
+        """State the figures in a sentence."""
+        where = f"{self.num_equal} of {self.num_counted} equal to float32's"
+        undecided = f", {self.num_undecided} more undecided in float32" if self.num_undecided else ""
+        return f"{where} ({self.num_prompts} prompts of {self.num_steps} steps{undecided})"
 
 
 @short_repr
@@ -87,6 +129,8 @@ class Quantization:
         num_texts: the number of calibration texts; 0 for random ids.
         error: the largest 1 - cosine of an output, or of a row of one, over all texts, ignoring padding.
         mean_error: the average instead of the largest.
+        tokens: the greedy tokens of a decoder; None for other models, and if they are not compared.
+        finer: layers of the lowest precision with activations in float32, where others round them to int8.
         arithmetic: `error` under each int8 arithmetic that CPUs use, on any machine: `exact`; `saturating`, with sums
             of two products clipped to 16 bits, null for a file not meant for such CPUs; and `per_row`, with activations
             that the kernel rounds row by row. `error` is the largest of them. Empty for int4.
@@ -105,6 +149,8 @@ class Quantization:
     mean_error: float
     note: str = ""
     arithmetic: Mapping[str, float | None] = field(default_factory=dict)
+    tokens: GreedyTokens | None = None
+    finer: tuple[FallbackLayer, ...] = ()
 
     @property
     def has_small_pairs(self) -> bool:

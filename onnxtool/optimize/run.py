@@ -42,7 +42,15 @@ from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.quantization.float16 import require_range
 from onnxtool.optimize.quantization.ranking import measure_ranking
 from onnxtool.optimize.quantization.written import count_written, require_weights
-from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Speed
+from onnxtool.optimize.report import (
+    Candidate,
+    FusionCount,
+    GreedyTokens,
+    OptimizeReport,
+    PassResult,
+    Quantization,
+    Speed,
+)
 from onnxtool.optimize.speed import compare_speed
 from onnxtool.optimize.verification import FaultyPassError, Original, Reference, Verifier, verification_feeds
 from onnxtool.options import checked
@@ -388,6 +396,9 @@ class _Run:
         if quantization is not None and self.reference is not None and not target.row.is_reference:
             error = _error_on_provider(result, self.source, target, conversion)
             quantization = replace(quantization, error=error)
+        if quantization is not None and quantization.tokens is not None and options.verify:
+            quantization = replace(quantization, tokens=_tokens_of(result, target, conversion))
+            self.stopwatch.lap("tokens")
         report = OptimizeReport(
             output=str(self.staging.output),
             provider=target.place,
@@ -489,11 +500,32 @@ def _error_on_provider(
     return error
 
 
+def _tokens_of(result: ModelFile, target: ExecutionProvider, conversion: Conversion) -> GreedyTokens | None:
+    """Count the greedy tokens that the written file shares with its input, where it is to run.
+
+    Raises:
+        PassError: there are too few.
+    """
+    promise = conversion.tokens
+    if promise is None:
+        return None
+    session = open_alike(result, provider=target, disabled=conversion.disabled_optimizers)
+    found = promise.count_steps(session)
+    promise.require(found, conversion.options.precision)
+    return found
+
+
 def _error_figures(quantization: Quantization | None) -> dict[str, Json]:
     """Return the error of a quantized file for its record, as in the report."""
     if quantization is None:
         return {}
-    return {"error": quantization.error, "arithmetic": dict(quantization.arithmetic)}
+    tokens = quantization.tokens
+    figures = () if tokens is None else ("num_prompts", "num_steps", "num_equal", "num_undecided")
+    return {
+        "error": quantization.error,
+        "arithmetic": dict(quantization.arithmetic),
+        **({"tokens": {name: getattr(tokens, name) for name in figures}} if figures else {}),
+    }
 
 
 def _disabled_optimizers(options: OptimizeOptions, before: Stats) -> tuple[str, ...]:

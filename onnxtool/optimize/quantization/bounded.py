@@ -11,6 +11,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,9 @@ from onnxtool.optimize.quantization.activations import Feeds, Recording, open_wr
 from onnxtool.optimize.quantization.cpu_arithmetic import EXACT, by_arithmetic
 from onnxtool.optimize.quantization.error import measure_errors, output_errors, padding_mask
 from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
+from onnxtool.optimize.quantization.tokens import TokenPromise
 from onnxtool.optimize.quantization.written import nothing_to_quantize
-from onnxtool.optimize.report import FallbackLayer, Quantization
+from onnxtool.optimize.report import FallbackLayer, GreedyTokens, Quantization
 from onnxtool.progress import counted, tell
 from onnxtool.runtime.difference import Spread, spreads_of
 from onnxtool.runtime.running import Arrays, Session
@@ -43,10 +45,34 @@ class Level:
     Attributes:
         precision: its name, such as `int8`.
         write: writes a layer in this precision and returns its result.
+        cost: the time of a weight, compared with other levels.
+        activations: see `FallbackLayer`.
     """
 
     precision: str
     write: Callable[[LinearLayer, Writer], ir.Value]
+    cost: float = 1.0
+    activations: str = ""
+
+    def layer(self, name: str, error: float) -> FallbackLayer:
+        """Describe a layer at this level."""
+        return FallbackLayer(name, error, self.precision, activations=self.activations)
+
+
+FLOAT32_COST = 3.9  # of a weight, compared with the lowest level
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a quantization has to hold besides its error, and where it works.
+
+    Attributes:
+        tokens: the greedy tokens of a decoder; None for other models.
+        folder: for temporary files as large as the model; None for the system's.
+    """
+
+    tokens: TokenPromise | None = None
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -55,32 +81,41 @@ class SwitchableModel:
 
     Attributes:
         num_weights: the number of weights of each layer, by name.
-        precisions: the names of the levels, the lowest first.
+        levels: the levels below float32, the lowest first.
         feeds: calibration inputs, arrays by input name.
         expected: the outputs in float32, one per calibration input.
         spreads: how those with few columns vary.
     """
 
     num_weights: Mapping[str, int]
-    precisions: tuple[str, ...]
+    levels: tuple[Level, ...]
     feeds: Sequence[Feeds]
     expected: Sequence[Arrays]
     spreads: Mapping[str, Spread]
     _session: Session
 
-    def error(self, levels: Mapping[str, int], place: int) -> float:
-        """Return the largest error (see `output_errors`) on the calibration inputs at `place`.
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """The names of the levels."""
+        return tuple(level.precision for level in self.levels)
+
+    def run(self, levels: Mapping[str, int], feeds: Feeds) -> Arrays:
+        """Run the model.
 
         Args:
-            levels: for each layer that is not in float32, the index of its level in `precisions`.
-            place: index into `feeds`.
+            levels: for each layer that is not in float32, the index of its level in `levels`.
+            feeds: inputs without switches.
         """
-        feeds = self.feeds[place]
-        switches = np.zeros((len(self.precisions), len(self.num_weights)), np.float32)
+        switches = np.zeros((len(self.levels), len(self.num_weights)), np.float32)
         for column, name in enumerate(self.num_weights):
             if name in levels:
                 switches[levels[name], column] = 1
-        found = self._session.run({**feeds, _SWITCHES: switches.reshape(-1)})
+        return self._session.run({**feeds, _SWITCHES: switches.reshape(-1)})
+
+    def error(self, levels: Mapping[str, int], place: int) -> float:
+        """Return the largest error (see `output_errors`) on the inputs at `place`, an index into `feeds`."""
+        feeds = self.feeds[place]
+        found = self.run(levels, feeds)
         return float(output_errors(found, self.expected[place], padding_mask(feeds), self.spreads).max(initial=0.0))
 
 
@@ -107,13 +142,12 @@ def open_switchable(
     places = {name: place for place, name in enumerate(sizes)}
     for layer in layers:
         _write_switches(layer, levels, switches, range(places[layer.name], num_switches, len(sizes)))
-    precisions = tuple(level.precision for level in levels)
     computed = by_arithmetic(model)
     chosen = computed.get(arithmetic, computed[EXACT])
     _name_branches(chosen)
     session = open_written(chosen, folder)
     spreads = spreads_of(expected, [padding_mask(given) for given in feeds])
-    return SwitchableModel(sizes, precisions, feeds, expected, spreads, session)
+    return SwitchableModel(sizes, tuple(levels), feeds, expected, spreads, session)
 
 
 def _write_switches(layer: LinearLayer, levels: Sequence[Level], switches: ir.Value, places: Sequence[int]) -> None:
@@ -160,6 +194,8 @@ MARGIN = 0.5
 _LOGGER = logging.getLogger(__name__)
 _MOST_FEEDS_TO_RANK_BY = 2
 _HIGHEST = "float32"
+_MOST_CHOICES, _MOST_KEPT = 6, 8
+_SMALLEST = 1e-12
 
 
 def find_fallback_layers(model: SwitchableModel, max_error: float) -> tuple[FallbackLayer, ...]:
@@ -219,6 +255,131 @@ def _ranked(model: SwitchableModel, level: int, places: Sequence[int]) -> dict[s
         errors[name] = max(model.error({name: level}, place) for place in places)
         _LOGGER.debug("layer %s alone in %s: error %.3g", name, level, errors[name])
     return dict(sorted(errors.items(), key=lambda item: -item[1] / sizes[item[0]]))
+
+
+_Losses = dict[str, list[float]]  # of each layer alone, at each level
+
+
+def find_levels(model: SwitchableModel, max_error: float, promise: TokenPromise) -> list[tuple[FallbackLayer, ...]]:
+    """Return choices of levels for a decoder that hold the bound and its tokens, cheapest first.
+
+    One layer after another rises to the level that saves the most loss for its time; see `_steps`. The first choice is
+    the smallest number of steps found by bisection; the others are more cautious, because the written file may compute
+    a little differently.
+
+    Raises:
+        PassError: not even the last choice holds, with one layer in the lowest precision.
+    """
+    precision, start = model.levels[0].precision, dict.fromkeys(model.num_weights, 0)
+    promise.require(promise.count(partial(model.run, {})), precision)  # of tables, which are quantized already
+    at_first = [model.error(start, place) for place in range(len(model.feeds))]
+    worst_first = sorted(range(len(at_first)), key=lambda place: -at_first[place])
+    errors, divergences = _losses(model, promise)
+    # What holds already has no say in which layer rises first.
+    weights = (
+        float(max(at_first) > MARGIN * max_error),
+        float(not promise.holds(promise.count(partial(model.run, start)))),
+    )
+    steps = _steps(model, weights, (errors, divergences))
+
+    def below(count: int) -> dict[str, int]:
+        levels = start | dict(steps[:count])
+        return {name: level for name, level in levels.items() if level < len(model.levels)}
+
+    def tokens(count: int) -> GreedyTokens:
+        return promise.count(partial(model.run, below(count)))
+
+    def holds(count: int) -> bool:
+        found = tokens(count)
+        tell(f"trying {count} of {len(steps)} steps to higher levels: {found.share:.1%} of the tokens are equal")
+        return promise.holds(found) and all(
+            model.error(below(count), place) <= MARGIN * max_error for place in worst_first
+        )
+
+    def last() -> int:
+        """Return the largest number of steps that leaves a layer in the lowest precision."""
+        lowest = {place for place, level in enumerate(model.levels) if level.precision == precision}
+        counts = range(len(steps))
+        return max((count for count in counts if lowest & {*below(count).values()}), default=0)
+
+    by_worth, most = steps, last()
+    for kept in list(dict.fromkeys(name for name, _ in reversed(by_worth)))[:_MOST_KEPT]:
+        if promise.holds(tokens(most)):
+            break
+        # Only layers in other precisions are left to rise, so one stays and all others rise before it.
+        steps = sorted(by_worth, key=lambda step: step[0] == kept)
+        most = sum(name != kept for name, _ in by_worth)
+    if not holds(most):
+        promise.require(tokens(most), precision)
+        error = max(model.error(below(most), place) for place in worst_first)
+        raise PassError(
+            f"{precision} cannot hold an error of {max_error:g}: with one layer in {precision} it is {error:.2g}, and "
+            f"{MARGIN:g} of the bound is allowed on the texts of the calibration",
+            "pass a larger --max_error, or another --precision",
+        )
+    first = 0 if holds(0) else _fewest(most, holds)
+    counts = range(first, most + 1, max(1, (most - first) // _MOST_CHOICES))
+    return [_choice(model, dict(steps[:count]), errors) for count in counts]
+
+
+def _choice(model: SwitchableModel, rising: Mapping[str, int], errors: _Losses) -> tuple[FallbackLayer, ...]:
+    """Describe the layers that rise, each to a level, or to float32 with the number behind the last."""
+    return tuple(
+        model.levels[level].layer(name, errors[name][0])
+        if level < len(model.levels)
+        else FallbackLayer(name, errors[name][0])
+        for name, level in rising.items()
+    )
+
+
+def _losses(model: SwitchableModel, promise: TokenPromise) -> tuple[_Losses, _Losses]:
+    """Return the errors and the divergences of the next token, of each layer alone on the promise's sample."""
+    feeds = promise.sample.feeds
+    expected = model.run({}, feeds)
+    errors: _Losses = {}
+    divergences: _Losses = {}
+    for name in counted(list(model.num_weights), "measuring layer"):
+        found = [model.run({name: level}, feeds) for level in range(len(model.levels))]
+        errors[name] = [_rough_error(one, expected) for one in found]
+        divergences[name] = [promise.divergence(one) for one in found]
+        _LOGGER.debug("layer %s alone: errors %s, divergences %s", name, errors[name], divergences[name])
+    return errors, divergences
+
+
+def _rough_error(found: Arrays, expected: Arrays) -> float:
+    """Return the largest 1 - cosine of a row of an output: `output_errors` takes longer than the run itself."""
+    errors = [0.0]
+    for name, wanted in expected.items():
+        if wanted.dtype.kind == "f" and wanted.size:
+            pairs = ((found[name], wanted), (found[name], found[name]), (wanted, wanted))
+            along, one, other = (np.einsum("...d,...d->...", *pair) for pair in pairs)
+            cosines = along / np.maximum(np.sqrt(one) * np.sqrt(other), _SMALLEST)
+            errors.append(float(np.nanmax(1.0 - cosines, initial=0.0, where=(one > 0) & (other > 0))))
+    return max(errors)
+
+
+def _steps(
+    model: SwitchableModel, weights: tuple[float, float], measured: tuple[_Losses, _Losses]
+) -> list[tuple[str, int]]:
+    """Return layers and the levels that they rise to, those that save the most loss for their time first.
+
+    The loss of a layer is its share of the sum over all layers, of each of the two `measured` losses that has a weight.
+    """
+    costs = [*(level.cost for level in model.levels), FLOAT32_COST]
+    factors = [
+        weight / max(sum(loss[0] for loss in losses.values()), _SMALLEST)
+        for weight, losses in zip(weights, measured, strict=True)
+    ]
+    worth: list[tuple[float, str, int]] = []
+    for name, size in model.num_weights.items():
+        parts = [np.array([*losses[name], 0.0]) * factor for losses, factor in zip(measured, factors, strict=True)]
+        loss, at = np.add(*parts), 0
+        while at < len(costs) - 1:
+            saved = [(loss[at] - loss[up]) / (costs[up] - costs[at]) for up in range(at + 1, len(costs))]
+            at += 1 + int(np.argmax(saved))
+            worth.append((max(saved) / size, name, at))
+    worth.sort(key=lambda one: -one[0])
+    return [(name, level) for _, name, level in worth]
 
 
 def _require_one(names: Sequence[str], precisions: Sequence[str], max_error: float, model: SwitchableModel) -> None:
@@ -300,6 +461,12 @@ class _Attempts:
     config: QuantizationConfig
     folder: Path
     named: tuple[FallbackLayer, ...]
+    tokens: TokenPromise | None
+
+    def holds(self, result: Quantized, bound: float) -> bool:
+        """Whether a result is within the bound, with enough equal tokens."""
+        found = result.report.tokens
+        return result.report.error <= bound and (self.tokens is None or found is None or self.tokens.holds(found))
 
     def quantize(self, fallbacks: Sequence[FallbackLayer], embeddings: tuple[str, Pass] | None) -> Quantized:
         """Quantize a copy of the model, with `embeddings` as well, and measure the errors of the written file."""
@@ -307,10 +474,11 @@ class _Attempts:
         passes = [self.config.layers(fallbacks), *(() if embeddings is None else embeddings[1:])]
         outcomes = [step.apply(converted, Context()) for step in passes]
         num_embeddings = sum(outcome.num_changes for outcome in outcomes[1:])
-        measured = {
-            name: measure_errors(open_written(one, self.folder), self.feeds, self.recording.outputs)
-            for name, one in by_arithmetic(converted).items()
-        }
+        measured, tokens = {}, []
+        for name, one in by_arithmetic(converted).items():
+            session = open_written(one, self.folder)
+            measured[name] = measure_errors(session, self.feeds, self.recording.outputs)
+            tokens += [] if self.tokens is None else [self.tokens.count_steps(session)]
         errors = {name: float(found.max(initial=0.0)) for name, found in measured.items()}
         worst = max(errors, key=lambda name: errors[name])
         notes = "; ".join(outcome.note for outcome in outcomes if outcome.note)
@@ -320,6 +488,8 @@ class _Attempts:
                 precision=self.config.precision,
                 num_layers=len({layer.name for layer in self.layers}),
                 kept=tuple(layer for layer in fallbacks if layer.precision != self.config.precision),
+                finer=tuple(one for one in fallbacks if one.precision == self.config.precision and one.activations),
+                tokens=min(tokens, key=lambda one: one.share, default=None),
                 num_embeddings=num_embeddings,
                 embedding_precision=embeddings[0] if embeddings and num_embeddings else "",
                 error=errors[worst],
@@ -347,15 +517,21 @@ class _Attempts:
             try:
                 if embeddings and max(switchable.error({}, place) for place in range(len(self.feeds))) > MARGIN * bound:
                     continue
-                fallbacks = find_fallback_layers(switchable, bound)
+                if self.tokens is None:
+                    choices = [find_fallback_layers(switchable, bound)]
+                else:
+                    choices = find_levels(switchable, bound, self.tokens)
             except PassError:
                 if embeddings is None:
                     raise
                 continue
             finally:
                 del switchable  # it contains every weight at every level
-            result = self.quantize(fallbacks, embeddings)
-            if embeddings is None or result.report.error <= bound:
+            for fallbacks in choices:
+                result = self.quantize(fallbacks, embeddings)
+                if self.holds(result, bound):
+                    break
+            if embeddings is None or self.holds(result, bound):
                 found.append(result)
             if len(result.report.kept) == len(self.named):
                 break
@@ -364,14 +540,14 @@ class _Attempts:
     def within(self, max_error: float | None) -> Quantized:
         """Return the smallest result within `max_error`, or the best one."""
         result = self.quantize((), self.config.embeddings[0])
-        if max_error is not None and result.report.error > MARGIN * max_error:
+        if max_error is not None and not (result.report.error <= MARGIN * max_error and self.holds(result, max_error)):
             errors, has_tables = result.errors, bool(result.report.num_embeddings)
             del result
             # The arithmetic with the largest error over all layers decides the fallback layers; the others rarely
             # matter.
             for arithmetic in sorted(errors, key=lambda name: -errors[name]):
                 result = self.search(arithmetic, max_error)
-                if result.report.error <= max_error:
+                if self.holds(result, max_error):
                     break
             if has_tables and not result.report.num_embeddings:
                 lowest = self.config.embeddings[-1][0]
@@ -386,7 +562,7 @@ def quantize_within(
     feeds: Sequence[Feeds],
     max_error: float | None,
     configure: Callable[[Sequence[LinearLayer], Recording], QuantizationConfig],
-    folder: Path | None = None,
+    setting: Setting,
 ) -> Quantized:
     """Quantize the linear layers of a float32 model by a configuration, within `max_error`.
 
@@ -396,7 +572,7 @@ def quantize_within(
         max_error: upper bound on 1 - cosine of any row of an output, or of an output as a whole. None for no bound,
             with all layers at the lowest level.
         configure: returns the configuration for the layers of the model and their activations on `feeds`.
-        folder: for temporary files as large as the model; None for the system's.
+        setting: the tokens that have to be equal if there is a bound, and the folder.
 
     Raises:
         PassError: there is nothing to quantize, no feeds, or no layer can be quantized within `max_error`.
@@ -409,12 +585,12 @@ def quantize_within(
     layers, refused = find_linear_layers(opened)
     if not layers:
         raise nothing_to_quantize(opened, refused)
-    with tempfile.TemporaryDirectory(prefix="onnxtool-quantize-", dir=folder) as name:
+    with tempfile.TemporaryDirectory(prefix="onnxtool-quantize-", dir=setting.folder) as name:
         folder = Path(name)
         recording = record(model, feeds, folder)
         config = configure(layers, recording)
         named = tuple(FallbackLayer(one.name, None, by_name=True) for one in layers if patterns_of(one.node))
-        result = _Attempts(model, feeds, layers, recording, config, folder, named).within(max_error)
+        result = _Attempts(model, feeds, layers, recording, config, folder, named, setting.tokens).within(max_error)
     report = result.report
     if max_error is not None and report.error > max_error:
         raise PassError(
@@ -422,6 +598,8 @@ def quantize_within(
             f"precision, and {max_error:g} is allowed",
             "pass a larger --max_error",
         )
+    if max_error is not None and setting.tokens is not None and report.tokens is not None:
+        setting.tokens.require(report.tokens, report.precision)
     return result
 
 

@@ -5,7 +5,7 @@ Shape letters: B batch, S sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,9 @@ from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.optimize.quantization.activations import Feeds
+from onnxtool.optimize.quantization.tokens import predicts_tokens
 from onnxtool.optimize.verification import accepted_cases
+from onnxtool.runtime.decoding import CACHE, POSITIONS
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.signature import index_bounds, is_mask
 from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
@@ -42,11 +44,13 @@ class Calibration:
         feeds: arrays by input name, one mapping per run.
         num_texts: number of texts in them; 0 for random ids.
         note: a remark for the report; may be empty.
+        held_out: token ids of the texts that weights are not rounded on.
     """
 
     feeds: tuple[Feeds, ...]
     num_texts: int
     note: str = ""
+    held_out: tuple[tuple[int, ...], ...] = ()
 
 
 def make_calibration(path: Path, texts_path: Path | None = None, given: GivenInputs = NO_INPUTS) -> Calibration:
@@ -75,7 +79,8 @@ def make_calibration(path: Path, texts_path: Path | None = None, given: GivenInp
     texts = tuple(text.contents for text in read_texts(texts_path or OWN_TEXTS))
     used = texts[:: -(-len(texts) // _MOST_TEXTS)]  # spread over the file, because it may be sorted
     note = "" if len(used) == len(texts) else f"calibrated on {len(used)} of {len(texts)} texts"
-    return Calibration(tuple(_text_feeds(model, folder, used)), len(used), note)
+    feeds, held_out = _text_feeds(model, folder, used)
+    return Calibration(feeds, len(used), note, held_out)
 
 
 def text_feeds_of(model: ModelFile, texts: Sequence[Text]) -> tuple[Feeds, ...]:
@@ -85,11 +90,13 @@ def text_feeds_of(model: ModelFile, texts: Sequence[Text]) -> tuple[Feeds, ...]:
         InputError: the model takes inputs other than texts, or has no tokenizer next to it.
     """
     _require_text_inputs(model)
-    return tuple(_text_feeds(model, find_checkpoint_folder(model), texts))
+    return _text_feeds(model, find_checkpoint_folder(model), texts)[0]
 
 
 def _require_text_inputs(model: ModelFile) -> None:
     given = {"input_ids", "attention_mask", "token_type_ids", POOLING_MASK}
+    if predicts_tokens(model):  # with an empty cache
+        given |= {POSITIONS, *(info.name for info in model.structure.inputs if info.name.startswith(CACHE))}
     others = [info.name for info in model.structure.inputs if info.name not in given]
     if others or not any(info.name == "input_ids" for info in model.structure.inputs):
         inputs = ", ".join(info.name for info in model.structure.inputs)
@@ -103,7 +110,10 @@ def _random_calibration(model: ModelFile, reason: str, given: GivenInputs) -> Ca
     return Calibration(feeds, 0, f"calibrated on random inputs, which says little of real ones: {reason}")
 
 
-def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[Text]) -> Iterator[Feeds]:
+def _text_feeds(
+    model: ModelFile, folder: CheckpointFolder, texts: Sequence[Text]
+) -> tuple[tuple[Feeds, ...], tuple[tuple[int, ...], ...]]:
+    """Return inputs for `texts`, and the ids of those that weights are not rounded on, as `record` leaves them out."""
     # Imported here, because a model without texts needs no tokenizer.
     from onnxtool.runtime.tokens import open_tokenizer
 
@@ -117,6 +127,12 @@ def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[Text
     written, options = as_chats(model, folder, texts)
     encoded = sorted((text for text in tokenizer.encode(written, limit, options) if len(text)), key=len)
     bound = index_bounds(model).get("input_ids")
+    period = 2 if size == 1 and predicts_tokens(model) else size
+    fitted = [text for place, text in enumerate(encoded) if not place % period % 2]
+    known = {text.ids for text in fitted}
+    held_out = [text.ids for text in encoded if text.ids not in known]
+    encoded = fitted if period > size else encoded
+    feeds = []
     for start in range(0, len(encoded), size):
         together = encoded[start : start + size]
         together += [together[-1]] * (size - len(together)) if batch_size else []
@@ -126,7 +142,8 @@ def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[Text
                 f"the tokenizer gives token {arrays['input_ids'].max()}, and {model.path} knows {bound} tokens",
                 "the tokenizer belongs to another model; pass the right one",
             )
-        yield text_feeds(model, arrays)
+        feeds.append(text_feeds(model, arrays))
+    return tuple(feeds), tuple(held_out)
 
 
 def as_chats(

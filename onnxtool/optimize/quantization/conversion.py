@@ -18,6 +18,7 @@ from onnxtool.model_file.metadata import (
     EXACT_PRODUCTS_KEY,
     REQUIRED,
     STEPS_KEY,
+    TASK_KEY,
 )
 from onnxtool.optimize.options import (
     ANY_CPU,
@@ -33,13 +34,14 @@ from onnxtool.optimize.options import (
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
 from onnxtool.optimize.quantization.activations import Feeds, open_written
 from onnxtool.optimize.quantization.adjustments import HEADROOM, NORMALIZED_HEADROOM
-from onnxtool.optimize.quantization.bounded import Quantized
+from onnxtool.optimize.quantization.bounded import Quantized, Setting
 from onnxtool.optimize.quantization.calibration import Calibration, make_calibration
 from onnxtool.optimize.quantization.cpu_arithmetic import EXACT, figures_of
 from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.quantization.float16 import LEAST, beyond, measure_ranges, to_float16
 from onnxtool.optimize.quantization.int4 import to_int4
 from onnxtool.optimize.quantization.int8 import to_int8, unsigned_weights
+from onnxtool.optimize.quantization.tokens import TokenPromise, predicts_tokens, promise_tokens
 from onnxtool.optimize.report import PassResult, Quantization
 from onnxtool.progress import tell
 from onnxtool.runtime.adapters import with_each_adapter
@@ -50,6 +52,7 @@ MAX_ERROR = 0.01
 """The default bound on the quantization error: rankings of texts hardly change below it."""
 
 
+_OF_TEXT = ("text-generation", "text2text-generation")  # how tasks of files that generate begin
 _DTYPES = {"fp16": "float16", "int8": "int8", "uint8": "uint8", "int4": "int4", INT4_FP16: "int4"}
 # To convert, compare and time: at least, and for each weight on one core, as BERT-base and MiniLM took in int8.
 _SECONDS = (2.0, 4.5e-7)
@@ -116,6 +119,14 @@ class Conversion:
         found = make_calibration(self.source.path, self.options.calibration, self.options.given)
         return replace(found, feeds=with_each_adapter(self.source, found.feeds))
 
+    @cached_property
+    def tokens(self) -> TokenPromise | None:
+        """The greedy tokens that a quantized decoder has to share; None for other models."""
+        share = 1.0 if self.options.equal_tokens is None else self.options.equal_tokens
+        if not share or not predicts_tokens(self.source):
+            return None
+        return promise_tokens(self.source, self.calibration.held_out, share)
+
     def convert(self, model: ir.Model, precision: str, activations: str = MIXED) -> Converted:
         """Convert the fused `model`, which may be changed in place, and record the precision in its metadata.
 
@@ -147,7 +158,10 @@ class Conversion:
             """Return the converted model the first time; the search for a faulty pass converts its models again."""
             return done.pop() if done else self._quantize(fused, precision, activations).outcome
 
-        notes = "; ".join(filter(None, (self.calibration.note, result.report.note)))
+        task = self.source.metadata.get(TASK_KEY, "")
+        bound_alone = self.tokens is None and task.startswith(_OF_TEXT)
+        uncounted = "greedy tokens are not compared with the input's: only the error is bounded" if bound_alone else ""
+        notes = "; ".join(filter(None, (self.calibration.note, result.report.note, uncounted)))
         report = replace(result.report, num_texts=self.calibration.num_texts, note=notes)
         if precision in EIGHT_BITS:
             arithmetic = figures_of(result.errors, small_pairs=not self.is_for_exact_cpus)
@@ -180,12 +194,12 @@ class Conversion:
         return f"{note}: by 1 - cosine {error:.2g}, for one text of the calibration alone and in its batch"
 
     def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:
-        feeds = self.calibration.feeds
+        feeds, setting = self.calibration.feeds, Setting(self.tokens, self.folder)
         if precision in EIGHT_BITS:
             exact = self.is_for_exact_cpus
             if exact:  # also for the sessions that measure it here
                 model.metadata_props[EXACT_PRODUCTS_KEY] = REQUIRED
-            result = to_int8(model, feeds, self.bound, activations=activations, exact=exact, folder=self.folder)
+            result = to_int8(model, feeds, self.bound, activations=activations, exact=exact, setting=setting)
             return result if precision == "int8" else self._followed(model, result, unsigned_weights, precision)
         result = to_int4(
             model,
@@ -193,7 +207,7 @@ class Conversion:
             self.bound,
             provider=self.context.provider,
             tables=self.options.embeddings or "int4",
-            folder=self.folder,
+            setting=setting,
         )
         if precision != INT4_FP16:
             return result
@@ -213,12 +227,16 @@ class Conversion:
         original = open_written(model, self.folder)
         session = open_written(followed.model, self.folder)
         errors = measure_errors(session, feeds, [original.run(feed) for feed in feeds])
+        tokens = None if self.tokens is None else self.tokens.count_steps(session)
         report = replace(quantized.report, error=float(errors.max(initial=0.0)), mean_error=float(errors.mean()))
+        report = replace(report, tokens=tokens)
         if report.error > self.bound:
             raise PassError(
                 f"the error in {precision} is {report.error:.2g}, and {self.bound:g} is allowed",
                 "pass a larger --max_error, or another --precision",
             )
+        if self.tokens is not None and tokens is not None:
+            self.tokens.require(tokens, precision)
         notes = "; ".join(filter(None, (outcome.note, followed.note)))
         changes = outcome.num_changes + followed.num_changes
         return Quantized(Outcome(followed.model, changes, notes), report, {EXACT: report.error})

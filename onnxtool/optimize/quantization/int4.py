@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -23,7 +22,7 @@ from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.activations import Activations, Feeds, Recording
 from onnxtool.optimize.quantization.arithmetic import Floats, damped_factors, round_together
-from onnxtool.optimize.quantization.bounded import Level, QuantizationConfig, Quantized, quantize_within
+from onnxtool.optimize.quantization.bounded import Level, QuantizationConfig, Quantized, Setting, quantize_within
 from onnxtool.optimize.quantization.int8 import int8_embeddings, rewrite_lookups
 from onnxtool.optimize.quantization.linear_layers import (
     LinearLayer,
@@ -226,63 +225,90 @@ def _least_squares(blocks: Floats, scale: Floats, zero: NDArray[np.uint8], count
     return np.where(np.abs(fitted) < _SMALLEST, scale, fitted).astype(np.float32)
 
 
-# By provider: 4 rounds activations to int8, one block at a time, and multiplies integers. This takes half the time of
-# float32 for a single token, and its error is a hundredth of the weights' error.
-_ACCURACY_LEVELS = {"cpu": 4}
 _WITH_BIAS = frozenset({"cpu"})  # providers on which the operator adds the bias
+_WITH_LEVELS = frozenset({"cpu"})  # providers that read accuracy_level
 _BITS = {"int4": 4, "int8": 8}
+_ACCURACY_LEVELS = {"float32": 0, "int8": 4}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a layer is stored in blocks, and multiplied.
+
+    Attributes:
+        bits: 4 or 8.
+        activations: `int8`, rounded one block at a time and multiplied in integers, which takes half the time of
+            float32 for a single token, and adds a hundredth of the weights' error unless one channel is much larger
+            than the others in its block; or `float32`.
+        cost: the time of a weight for a single token, compared with the first of _FORMS.
+    """
+
+    bits: int
+    activations: str = "int8"
+    cost: float = 1.0
+
+    @property
+    def precision(self) -> str:
+        """The name of its precision."""
+        return f"int{self.bits}"
+
+
+# Cheapest first.
+_FORMS = (Form(4), Form(8, cost=1.7), Form(4, "float32", cost=2.3))
 
 
 def quantize_int4(
-    fallbacks: Mapping[str, str] | None = None, grids: Grids | None = None, provider: str = "cpu"
+    fallbacks: Mapping[str, str | Form] | None = None, grids: Grids | None = None, provider: str = "cpu"
 ) -> Pass:
     """Return the pass that quantizes the weights of all linear layers to 4 bits, except for `fallbacks`.
 
     Args:
-        fallbacks: `int8` for 8 bits, or `float32`, by the name of a weight.
+        fallbacks: `int8` for 8 bits, `float32`, or another form, by the name of a weight.
         grids: the grids of one model, and the importances to find others; None for a pass for any model.
         provider: the execution provider of the result.
     """
+    forms = {name: Form(_BITS[one]) if one in _BITS else one for name, one in (fallbacks or {}).items()}
 
     def apply(model: ir.Model, _context: Context) -> Outcome:
-        return _apply(model, fallbacks or {}, Grids() if grids is None else grids, provider)
+        return _apply(model, forms, Grids() if grids is None else grids, provider)
 
     return Pass("quantize_int4", apply)
 
 
-def _apply(model: ir.Model, fallbacks: Mapping[str, str], grids: Grids, provider: str) -> Outcome:
+def _apply(model: ir.Model, forms: Mapping[str, str | Form], grids: Grids, provider: str) -> Outcome:
     """Replace `Add(MatMul(x, W), b)` by `MatMulNBits(x, W in blocks, scales, zero points, , b)`.
 
     A packed `Attention` is unfused first; a weight that is also an embedding is copied.
     """
-    exact = frozenset(name for name, precision in fallbacks.items() if precision not in _BITS)
+    exact = frozenset(name for name, form in forms.items() if isinstance(form, str))
     reasons = unfuse_linear_layers(model, exact, find_shapes(model))
     layers, others = find_linear_layers(model)
     wanted = [layer for layer in layers if layer.name not in exact]
     for layer in wanted:
-        bits = _BITS[fallbacks.get(layer.name, "int4")]
-        replace_and_erase(layer.result, write_blocks(layer, bits, grids, Writer(layer.node), provider))
+        form = forms.get(layer.name, _FORMS[0])
+        if isinstance(form, Form):
+            replace_and_erase(layer.result, write_blocks(layer, form, grids, Writer(layer.node), provider))
     drop_unused(layer.weight for layer in wanted)
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
 
-def write_blocks(layer: LinearLayer, bits: int, grids: Grids, writer: Writer, provider: str = "cpu") -> ir.Value:
-    """Write a layer whose weight is in blocks of `bits`, and return its result."""
+def write_blocks(layer: LinearLayer, form: Form, grids: Grids, writer: Writer, provider: str = "cpu") -> ir.Value:
+    """Write a layer whose weight is in blocks, and return its result."""
     rows, columns = layer.size
-    parts = lazy_parts(layer.stored_name, layer.size, bits, grids, layer.weight_reader())
+    parts = lazy_parts(layer.stored_name, layer.size, form.bits, grids, layer.weight_reader())
     inputs: list[ir.Value | None] = [
         layer.value,
         *(
-            shared_initializer(tensor, f"{layer.stored_name}_int{bits}_{part}", writer)
+            shared_initializer(tensor, f"{layer.stored_name}_{form.precision}_{part}", writer)
             for part, tensor in parts.items()
         ),
     ]
     inside = layer.bias is not None and provider in _WITH_BIAS
     if inside:
         inputs += [None, layer.bias]  # no row order
-    attributes = {"K": rows, "N": columns, "bits": bits, "block_size": BLOCK}
-    if provider in _ACCURACY_LEVELS:
-        attributes["accuracy_level"] = _ACCURACY_LEVELS[provider]
+    attributes = {"K": rows, "N": columns, "bits": form.bits, "block_size": BLOCK}
+    if provider in _WITH_LEVELS:
+        attributes["accuracy_level"] = _ACCURACY_LEVELS[form.activations]
     result = writer.node("MatMulNBits", inputs, attributes, domain=MICROSOFT, like=layer.result)
     if layer.bias is None or inside:
         return result
@@ -414,6 +440,9 @@ def _own_blocks(table: ir.Value, grids: Grids, node: ir.Node) -> _Blocks:
     return _Blocks(4, *(writer.initializer(part, f"{name}_int4_{suffix}") for suffix, part in parts.items()))
 
 
+_ANYWHERE = Setting()
+
+
 def to_int4(
     model: ir.Model,
     feeds: Sequence[Feeds],
@@ -421,7 +450,7 @@ def to_int4(
     *,
     provider: str = "cpu",
     tables: str = "int4",
-    folder: Path | None = None,
+    setting: Setting = _ANYWHERE,
 ) -> Quantized:
     """Quantize the weights of linear layers of a float32 model to 4 bits in blocks, within `max_error`.
 
@@ -436,7 +465,7 @@ def to_int4(
         max_error: see `quantize_within`.
         provider: the execution provider of the result.
         tables: the lowest precision of embeddings, `int4` or `int8`.
-        folder: see `quantize_within`.
+        setting: see `quantize_within`.
 
     Raises:
         PassError: there is nothing to quantize, no feeds, or no layer can be quantized within `max_error`.
@@ -448,20 +477,29 @@ def to_int4(
         for layer in counted(layers, "choosing scales of layer"):
             grids.find(layer.stored_name, 4, layer.weight_reader())
 
-        def level(precision: str, bits: int) -> Level:
+        def level(form: Form) -> Level:
             def write(layer: LinearLayer, writer: Writer) -> ir.Value:
-                return write_blocks(layer, bits, grids, writer, provider)
+                return write_blocks(layer, form, grids, writer, provider)
 
-            return Level(precision, write)
+            activations = form.activations if provider in _WITH_LEVELS else ""
+            return Level(form.precision, write, form.cost, activations)
 
         def convert(fallbacks: Sequence[FallbackLayer]) -> Pass:
-            return quantize_int4({layer.name: layer.precision for layer in fallbacks}, grids, provider)
+            forms = {layer.name: _form_of(layer) for layer in fallbacks}
+            return quantize_int4(forms, grids, provider)
 
         embeddings = (("int4", int4_embeddings(grids)), ("int8", int8_embeddings))
-        levels = (level("int4", 4), level("int8", 8))
+        is_precise = setting.tokens is not None and provider in _WITH_LEVELS
+        levels = tuple(map(level, _FORMS if is_precise else _FORMS[:2]))
         return QuantizationConfig("int4", lambda: levels, convert, embeddings[tables == "int8" :])
 
-    return quantize_within(model, feeds, max_error, choose, folder)
+    return quantize_within(model, feeds, max_error, choose, setting)
+
+
+def _form_of(layer: FallbackLayer) -> str | Form:
+    if layer.precision not in _BITS:
+        return layer.precision
+    return Form(_BITS[layer.precision], layer.activations or "int8")
 
 
 def _activations(layers: Sequence[LinearLayer], recording: Recording) -> Mapping[str, Callable[[], Floats]]:

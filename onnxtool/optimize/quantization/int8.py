@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ from onnxtool.optimize.quantization.arithmetic import (
     each_in_parallel,
     quantize_weight,
 )
-from onnxtool.optimize.quantization.bounded import Level, QuantizationConfig, Quantized, quantize_within
+from onnxtool.optimize.quantization.bounded import Level, QuantizationConfig, Quantized, Setting, quantize_within
 from onnxtool.optimize.quantization.cpu_arithmetic import INT8_WEIGHTS, extreme
 from onnxtool.optimize.quantization.linear_layers import (
     LinearLayer,
@@ -533,6 +532,8 @@ unsigned_weights = Pass("unsigned_weights", _to_unsigned)
 
 
 _INT8 = "int8"
+_ANYWHERE = Setting()
+_DIVISION_COST = 1.1  # of a layer with a Mul in front, compared with one without
 
 
 def to_int8(
@@ -542,7 +543,7 @@ def to_int8(
     *,
     activations: str = MIXED,
     exact: bool = False,
-    folder: Path | None = None,
+    setting: Setting = _ANYWHERE,
 ) -> Quantized:
     """Quantize the linear layers of a float32 model to int8, within `max_error`.
 
@@ -560,7 +561,7 @@ def to_int8(
             little, and `per_row` elsewhere.
         exact: whether the result is only for CPUs on which no product of uint8 and int8 saturates. Without it, products
             are exact on every CPU, and weights have slightly coarser steps.
-        folder: see `quantize_within`.
+        setting: see `quantize_within`.
 
     Raises:
         PassError: there is nothing to quantize, no feeds, or no layer can be quantized within `max_error`.
@@ -577,7 +578,7 @@ def to_int8(
         defaults = {layer.name: others for layer in layers}
         return _config(choices, defaults, is_bounded=max_error is not None, is_exact=exact)
 
-    return quantize_within(model, feeds, max_error, choose, folder)
+    return quantize_within(model, feeds, max_error, choose, setting)
 
 
 def _config(
@@ -603,7 +604,7 @@ def _config(
         def write(layer: LinearLayer, writer: Writer) -> ir.Value:
             return write_adjusted(layer, found[layer.name], writer, label, exact=is_exact)
 
-        return Level(_INT8, write)
+        return Level(_INT8, write, cost=1.0 if is_free else _DIVISION_COST)
 
     def convert(fallbacks: Sequence[FallbackLayer]) -> Pass:
         exact = frozenset(layer.name for layer in fallbacks if layer.precision != _INT8)

@@ -44,6 +44,7 @@ _PRECISIONS = {
     ir.DataType.FLOAT: "float32",
 }
 _SUFFIXES = ("_int8", "_int4_blocks", "_int8_blocks")
+_IN_INT8 = 4  # the accuracy_level of MatMulNBits at which it rounds activations
 _DEFAULT_BITS = 4  # of operators that store blocks
 # The names of weights, scales and zero points among the inputs of the operators that we write.
 _PARTS = (("B", "data"), ("b_scale", "scales"), ("b_zero_point", "zero_points"))
@@ -77,11 +78,15 @@ def count_written(quantization: Quantization, path: Path) -> Quantization:
     for name, layer in planned.items():
         if layer.by_name and higher.get(name) != "float32":
             raise PassError(f"the layer {name} is not in float32, as --keep_float32 asks", REPORT)
+    nodes = model.graph.all_nodes()
+    blocks = [node for node in nodes if node.op_type == "MatMulNBits"]
+    exact = {_name(node.inputs[1]) for node in blocks if attribute(node, "accuracy_level", 0) != _IN_INT8}
     kept = [replace(planned.get(name, FallbackLayer(name, None)), precision=higher[name]) for name in names]
     return replace(
         quantization,
         num_layers=len(layers),
         kept=tuple(kept),
+        finer=tuple(one for one in quantization.finer if one.name in exact and one.name not in higher),
         num_embeddings=embeddings.total(),
         embedding_precision=", ".join(sorted(embeddings)),
     )
@@ -209,7 +214,8 @@ def _scale_of_rows(node: ir.Node) -> ir.Value | None:
 
 def _read_floats(tensor: ir.TensorProtocol, part: slice) -> tuple[NDArray[Any], NDArray[Any]]:
     array = _as_rows(tensor.numpy())[part]
-    return array.astype(np.float32, copy=False), np.spacing(np.abs(array)).astype(np.float32)
+    with np.errstate(over="ignore"):  # of the largest number, in masks of decoders
+        return array.astype(np.float32, copy=False), np.spacing(np.abs(array)).astype(np.float32)
 
 
 def _read_codes(node: ir.Node, tensors: Sequence[ir.TensorProtocol], part: slice) -> tuple[NDArray[Any], NDArray[Any]]:
