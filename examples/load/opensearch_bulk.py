@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from collections.abc import Iterator
@@ -36,7 +35,7 @@ def load(folder: str, index: str, client: OpenSearch) -> int:
 
 def _lines(files: list[Path]) -> Iterator[dict[str, Any]]:
     for path in files:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        with path.open("rb") as file:
             yield from map(json.loads, file)
 
 

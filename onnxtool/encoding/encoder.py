@@ -105,8 +105,6 @@ def _kind(model: CorpusModel, options: VectorOptions, *, is_sparse: bool) -> str
             f"{' and '.join(given)} was passed, which is for term weights, but the model gives embeddings",
             f"leave {' and '.join(given)} out",
         )
-    if options.gzip and kind != "jsonl":
-        raise InputError(f"gzip is for jsonl, but the output is {kind}", "leave out --gzip")
     return kind
 
 
@@ -301,7 +299,6 @@ class SplitEncoder:
         weights = options.weights or ("float" if kind == "parquet" else "int")
         self.shard_format = ShardFormat(
             kind,
-            options.gzip,
             kind == "jsonl" if options.contents is None else options.contents,
             weights if is_sparse else "float",
             self.description["of"] == "tokens",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -265,18 +264,9 @@ def drop_texts(paths: Sequence[Path], targets: Sequence[Path], dropped: Sequence
         if is_table:
             _write_table(first, targets[0], kept)
         else:
-            _write_lines(targets[-1], [line for line, is_kept in zip(lines, kept, strict=True) if is_kept])
+            targets[-1].write_bytes(b"".join(compress(lines, kept)))
             _write_arrays(paths[:-1], targets[:-1], kept)
     return ids, int(kept.sum())
-
-
-def _write_lines(path: Path, lines: Sequence[bytes]) -> None:
-    with path.open("wb") as raw:
-        if ".gz" not in path.suffixes:
-            raw.writelines(lines)
-            return
-        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
-            file.writelines(lines)
 
 
 def _write_arrays(paths: Sequence[Path], targets: Sequence[Path], kept: NDArray[np.bool_]) -> None:

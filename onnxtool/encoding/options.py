@@ -22,7 +22,6 @@ class VectorOptions(ModelOptions):
 
     Attributes:
         output_format: one of OUTPUT_FORMATS; None for jsonl with sparse encoders, and npy with embedders.
-        gzip: whether jsonl is compressed.
         contents: whether texts are written with their vectors; None for yes in jsonl, otherwise no.
         weights: `int` quantizes term weights like Anserini, `float` keeps them; None for `float` in parquet, otherwise
             `int`.
@@ -45,7 +44,6 @@ class VectorOptions(ModelOptions):
             default="jsonl for sparse encoders, npy for embedders",
         ),
     ] = None
-    gzip: Annotated[bool, Option("Compress jsonl.")] = False
     contents: Annotated[bool | None, Option("Write the texts with their vectors.", default="in jsonl only")] = None
     weights: Annotated[
         str | None,

@@ -41,7 +41,7 @@ from onnxtool.reports import Json
 # Pattern of all shard names: nothing else in the folder may be removed.
 _DIGITS = 16  # of a digest in a name
 _OWN_FILE = re.compile(
-    rf"part-[0-9]{{5,}}(_[0-9]{{5,}})?(\.[0-9a-f]{{{_DIGITS}}})?\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)"
+    rf"part-[0-9]{{5,}}(_[0-9]{{5,}})?(\.[0-9a-f]{{{_DIGITS}}})?\.(jsonl|parquet|npy|indptr\.npy|ids\.jsonl)"
 )
 
 

@@ -153,7 +153,6 @@ def _work(task: Task, number: int | None) -> StartupFindings | Event:
 _OF_FILES = (
     "overlap",
     "output_format",
-    "gzip",
     "contents",
     "weights",
     "calibration",

@@ -6,7 +6,6 @@ all texts together, W numbers of a token's vector.
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from operator import add
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,14 +46,12 @@ class ShardFormat:
 
     Attributes:
         kind: one of OUTPUT_FORMATS.
-        gzip: whether jsonl is compressed.
         contents: whether texts are written with their vectors.
         weights: `int` or `float`, for the terms of sparse vectors.
         by_token: whether a text has one vector per token.
     """
 
     kind: str
-    gzip: bool
     contents: bool
     weights: str
     by_token: bool = False
@@ -63,7 +60,7 @@ class ShardFormat:
         """Return the file names of a shard, which start with its name."""
         if self.kind == "npy":
             return f"{stem}.npy", *((f"{stem}.indptr.npy",) if self.by_token else ()), f"{stem}.ids.jsonl"
-        return (f"{stem}.{self.kind}{'.gz' if self.gzip else ''}",)
+        return (f"{stem}.{self.kind}",)
 
     def check(self) -> None:
         """Fail before any work if the package for this format is not installed.
@@ -99,10 +96,7 @@ class _JsonWriter:
 
     def __init__(self, path: Path, shard_format: ShardFormat) -> None:
         self._format = shard_format
-        self._raw = path.open("wb")
-        self._file: BinaryIO | gzip.GzipFile = self._raw
-        if shard_format.gzip:  # without name and time, which would make each file another
-            self._file = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw, mtime=0)
+        self._file = path.open("wb")
 
     def append(self, documents: Sequence[Document], vectors: AnyVectors) -> None:
         for document, row in zip(documents, self._rows(vectors), strict=True):
@@ -111,7 +105,6 @@ class _JsonWriter:
 
     def close(self) -> None:
         self._file.close()
-        self._raw.close()
 
     def _rows(self, vectors: AnyVectors) -> Iterator[str]:
         if isinstance(vectors, SparseVectors):
@@ -260,7 +253,7 @@ def write_vectors(path: Path, ids: Sequence[str], vectors: AnyVectors) -> None:
     as scipy.sparse.save_npz writes them. .parquet is the table of a corpus.
     """
     if path.suffix.lower() == ".parquet":
-        writer = _ParquetWriter(path, ShardFormat("parquet", gzip=False, contents=False, weights="float"), {})
+        writer = _ParquetWriter(path, ShardFormat("parquet", contents=False, weights="float"), {})
         writer.append([Document(name, "", "", 0) for name in ids], vectors)
         writer.close()
         return

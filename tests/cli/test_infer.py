@@ -316,7 +316,8 @@ def test_help_has_the_options_of_each_job_under_its_title(folder: Path) -> None:
     printed = run_infer(folder, "--help").stdout
     first, *jobs = printed.split("\nOptions for ")
     assert "--force" in first
-    assert [option in job for option, job in zip(("--num_beams", "--gzip", "--runs"), jobs, strict=True)] == [True] * 3
+    for option, job in zip(("--num_beams", "--weights", "--runs"), jobs, strict=True):
+        assert option in job
 
 
 def test_texts_need_neither_torch_nor_transformers(folder: Path) -> None:

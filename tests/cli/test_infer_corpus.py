@@ -84,12 +84,12 @@ def test_the_folder_of_a_test_collection_means_its_documents(folder: Path) -> No
 
 def test_options_reach_the_run(folder: Path) -> None:
     """Each by what it changes."""
-    options = ("--gzip", "--weights", "float", "--no_contents", "--shard_size", "20", "--workers", "1")
+    options = ("--weights", "float", "--no_contents", "--shard_size", "20", "--workers", "1")
     extra = ("--keep_special", "--batch_tokens", "64", "--quiet", "--format", "markdown")
     process = _run(folder, "--input", "corpus.jsonl.gz", "--output", "v/", *options, *extra)
     assert process.returncode == 0, process.stderr
     assert sorted(path.name for path in (folder / "v").iterdir()) == [
-        f"part-00000{shard}.jsonl.gz" for shard in ("", "_00001", "_00002")
+        f"part-00000{shard}.jsonl" for shard in ("", "_00001", "_00002")
     ]
     chosen = json.loads((folder / "v.manifest.json").read_text())["identity"]["options"]
     assert chosen["weights"] == "float"
@@ -117,7 +117,7 @@ def test_rejected_lines_are_counted_and_do_not_fail_the_run(folder: Path) -> Non
         (("--output", "v/"), "pass the corpus with --input"),
         (("--output", "v/", "--input", "corpus.jsonl.gz", "--text", "a cat"), "leave out --text"),
         (("--output", "v/", "--input", "corpus.jsonl.gz", "--benchmark"), "leave out --benchmark"),
-        (("--input", "corpus.jsonl.gz", "--gzip"), "no folder to encode into: pass --output NAME/"),
+        (("--input", "corpus.jsonl.gz", "--no_contents"), "no folder to encode into: pass --output NAME/"),
         (("--input", "corpus.jsonl.gz", "--output", "v.json", "--strict"), "no folder to encode into"),
     ],
 )

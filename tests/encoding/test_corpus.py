@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 import sys
 from pathlib import Path
@@ -129,16 +128,6 @@ def test_embeddings_are_lines_where_jsonl_is_asked_for(tmp_path: Path, corpus: P
     _encode(dense_model(tmp_path), corpus, output_format="jsonl")
     vectors = np.array([line["vector"] for line in lines_of(tmp_path / "vectors")])
     np.testing.assert_allclose(vectors, np.stack([expected_mean(text) for text in TEXTS]), atol=1e-6)
-
-
-def test_packed_lines_are_the_same_lines(tmp_path: Path, corpus: Path) -> None:
-    """And the same bytes at any time, as no time is in them."""
-    model = sparse_model(tmp_path)
-    _encode(model, corpus)
-    encode_corpus(model, corpus, tmp_path / "packed", CorpusOptions(provider="cpu", gzip=True))
-    packed = (tmp_path / "packed" / "part-00000.jsonl.gz").read_bytes()
-    assert gzip.decompress(packed) == (tmp_path / "vectors" / "part-00000.jsonl").read_bytes()
-    assert packed[4:8] == bytes(4)
 
 
 @pytest.mark.parametrize("output_format", ["jsonl", "npy", "parquet"])
@@ -311,7 +300,6 @@ def test_models_and_formats_without_vectors_are_refused(
     for model, options, reason in (
         (classifier, {}, "is for text-classification, and gives no vector"),
         (sparse_model(tmp_path / "s"), {"output_format": "npy"}, "gives term weights, which npy cannot store"),
-        (dense_model(tmp_path / "d"), {"gzip": True}, "gzip is for jsonl"),
         (dense_model(tmp_path / "d"), {"weights": "int", "keep_special": True}, "--weights and --keep_special was"),
     ):
         with pytest.raises(InputError, match=reason):

@@ -63,7 +63,7 @@ def test_options_are_those_of_a_corpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gzip": True, "shard_size": 5}, "gzip and shard_size was passed"),
+        ({"contents": True, "shard_size": 5}, "contents and shard_size was passed"),
         ({"output_format": "npy"}, "output_format was passed"),
         ({"long": "window"}, "long is window"),
     ],

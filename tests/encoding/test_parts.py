@@ -118,7 +118,7 @@ def test_rejects_are_lines_of_their_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sparse", "options"),
     [
-        (True, {"gzip": True}),
+        (True, {}),
         (True, {"output_format": "parquet"}),
         (False, {"output_format": "parquet", "contents": True}),
         (False, {"output_format": "jsonl"}),
@@ -462,7 +462,7 @@ def test_parts_that_are_killed_and_two_of_the_same_splits(tmp_path: Path) -> Non
 
 def test_two_writers_of_a_shard_do_not_share_a_file(tmp_path: Path) -> None:
     """Each has a stage of its own; the second shard replaces the first by the same bytes, and no stage stays."""
-    npy = ShardFormat("npy", gzip=False, contents=False, weights="float")
+    npy = ShardFormat("npy", contents=False, weights="float")
     window = Window((Document("d0", "a cat", "c.jsonl", 1),), ShardName(0, 0), "digest")
     folders = [OutputFolder(tmp_path / "vectors") for _ in range(2)]
     with folders[0].writing(), folders[1].writing():

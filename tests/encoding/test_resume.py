@@ -26,7 +26,7 @@ OPTIONS = CorpusOptions(provider="cpu", shard_size=40)
 RUN = """
 import sys
 from onnxtool.encoding import CorpusOptions, encode_corpus
-encode_corpus(*sys.argv[1:], CorpusOptions(provider="cpu", shard_size=40, gzip=True))
+encode_corpus(*sys.argv[1:], CorpusOptions(provider="cpu", shard_size=40))
 """
 
 
@@ -54,11 +54,10 @@ def test_killed_twice_the_files_are_those_of_one_run(tmp_path: Path) -> None:
     corpus.write_text("{\n" + corpus.read_text() + '{"id": "d7", "contents": "again"}\n')
     assert _killed(model, corpus, tmp_path / "vectors", 1)
     assert _killed(model, corpus, tmp_path / "vectors", 9)
-    options = CorpusOptions(provider="cpu", shard_size=40, gzip=True)
-    report = encode_corpus(model, corpus, tmp_path / "vectors", options)
+    report = encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     assert report.resumed
     assert 0 < report.num_encoded < report.num_texts == 4000
-    encode_corpus(model, corpus, tmp_path / "whole", options)
+    encode_corpus(model, corpus, tmp_path / "whole", OPTIONS)
     assert contents_of(tmp_path / "vectors") == contents_of(tmp_path / "whole")
 
 

@@ -22,7 +22,7 @@ COUNTS = (3, 0, 1, 5)  # tokens of each text
 
 def _write(folder: Path, kind: str, parts: Sequence[AnyVectors], **settings: Any) -> Path:
     """Write `parts`, a window each, with the texts t0, t1 and so on."""
-    shard_format = ShardFormat(kind, False, False, **{"weights": "float", **settings})
+    shard_format = ShardFormat(kind, False, **{"weights": "float", **settings})
     writer = shard_format.open([folder / name for name in shard_format.names("part-00000")])
     count = 0
     for part in parts:

@@ -144,7 +144,7 @@ def test_vectors_of_a_store_are_those_of_a_disk(store: Store, tmp_path: Path, co
     assert store.outcome("out/parts") == store.outcome("out/run") == expected
 
 
-@pytest.mark.parametrize(("sparse", "options"), [(True, {"gzip": True}), (True, {"output_format": "parquet"})])
+@pytest.mark.parametrize(("sparse", "options"), [(True, {}), (True, {"output_format": "parquet"})])
 def test_every_format_goes_to_a_store(store: Store, tmp_path: Path, sparse: bool, options: dict[str, Any]) -> None:
     """Ids that occur twice are dropped there as well, and all is read back from there."""
     model = sparse_model(tmp_path) if sparse else dense_model(tmp_path)

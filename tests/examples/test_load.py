@@ -164,12 +164,11 @@ def stand_in() -> Iterator[tuple[str, type[_StandIn]]]:
         thread.join()
 
 
-@pytest.mark.parametrize("gzip", [False, True])
-def test_opensearch_gets_terms_by_their_names(tmp_path: Path, stand_in: tuple[str, type[_StandIn]], gzip: bool) -> None:
+def test_opensearch_gets_terms_by_their_names(tmp_path: Path, stand_in: tuple[str, type[_StandIn]]) -> None:
     """As rank features, which neural_sparse queries; a passage says where it is."""
     opensearch = need("opensearchpy")
     url, got = stand_in
-    folder = _encode(tmp_path, sparse_model(tmp_path / "m"), weights="float", gzip=gzip, long="window")
+    folder = _encode(tmp_path, sparse_model(tmp_path / "m"), weights="float", long="window")
     with opensearch.OpenSearch(url) as client:
         assert _script("opensearch_bulk.py")["load"](folder, "corpus", client) == len(TEXTS)
     assert got.indices["corpus"]["mappings"]["properties"]["vector"] == {"type": "rank_features"}
