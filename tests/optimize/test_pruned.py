@@ -68,7 +68,7 @@ def test_candidates_are_judged_as_they_would_be_written(
 ) -> None:
     counts: list[int] = []
     monkeypatch.setitem(CANDIDATES, "cpu", CANDIDATES["cpu"][:1])  # float32: others take a second each
-    monkeypatch.setattr(candidates, "_latencies_ms", lambda *_: [1.0])
+    monkeypatch.setattr(candidates, "_latencies_ms", lambda *_, **__: [1.0])
 
     def judge(path: Path) -> Judgement:
         counts.append(int(np.count_nonzero(terms_of(path, plain.with_suffix("")), axis=1).max()))

@@ -1,9 +1,15 @@
-"""Try every precision of a provider on this machine, and choose the fastest one within the error bound."""
+"""Try the precisions of a provider on this machine, and choose the fastest one within the error bound.
+
+What costs time is the calibration. So each precision is timed first as a draft: every layer in it, rounded to the
+nearest value. A calibrated file has the same layers or fewer and is not faster, so that one whose draft is slower than
+a finished file is not made.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,15 +25,20 @@ from onnxtool.errors import OnnxtoolError, PassError
 from onnxtool.model_file import ModelFile, Staging, save_model
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY, step_entry
 from onnxtool.optimize.options import DYNAMIC, MIXED, STATIC
+from onnxtool.optimize.pipeline import Pass, run_passes
 from onnxtool.optimize.quantization.activations import Feeds
-from onnxtool.optimize.quantization.conversion import Conversion, Converted
+from onnxtool.optimize.quantization.arithmetic import ActivationGrid, Adjustment
+from onnxtool.optimize.quantization.conversion import Conversion, Converted, expected_seconds
 from onnxtool.optimize.quantization.error import measure_errors
+from onnxtool.optimize.quantization.float16 import to_float16
+from onnxtool.optimize.quantization.int4 import quantize_int4
+from onnxtool.optimize.quantization.int8 import quantize_int8
 from onnxtool.optimize.quantization.written import count_written
 from onnxtool.optimize.report import Candidate
 from onnxtool.progress import tell
 from onnxtool.reports import short_repr
 from onnxtool.runtime.input_cases import FeedShape, sized_feeds
-from onnxtool.runtime.providers import BF16, FP32, ExecutionProvider, has_bf16, resolve_provider
+from onnxtool.runtime.providers import BF16, CPU, FP32, ExecutionProvider, has_bf16, resolve_provider
 from onnxtool.runtime.running import Session
 from onnxtool.runtime.session import open_alike, open_session, prove_elsewhere
 from onnxtool.runtime.timing import summarize_latencies
@@ -46,6 +57,7 @@ _SHAPES = ((1, 16), (8, 128))
 _ROUNDS = 3
 _FEWEST_RUNS = 3
 _SECONDS = 0.2  # for each shape, model and round
+_DRAFT_MARGIN = 0.9  # of the time of a draft: what a calibrated file may be faster by, and one round may be wrong by
 
 
 @dataclass
@@ -56,6 +68,7 @@ class _CandidateRun:
         conversion: how it is made, and for which provider.
         path: its file; None if there is none.
         samples_ms: latencies by shape name.
+        share: its time, or that of its draft, as a share of that of the first in the same rounds.
         reason: why it was ruled out.
         quality: the judge's measurements.
         not_judged: why the judge did not look at it.
@@ -69,6 +82,7 @@ class _CandidateRun:
     size_bytes: int | None = None
     error: float | None = None
     samples_ms: dict[str, list[float]] = field(default_factory=dict)
+    share: float = 0.0
     reason: str = ""
     quality: Mapping[str, float] = field(default_factory=dict)
     not_judged: str = ""
@@ -146,7 +160,7 @@ def choose(
 
     The fastest one has the smallest geometric mean of median latencies over all shapes. The judge looks at candidates
     from the fastest to the slowest, and only until one passes. Candidates that fail, exceed the error bound, are
-    rejected by the judge or are slower than the one that passed stay in the list with the reason.
+    rejected by the judge, cannot win or are slower than the one that passed stay in the list with the reason.
 
     Raises:
         ProviderError: the provider cannot run on this machine.
@@ -155,25 +169,118 @@ def choose(
     base = conversions[0]
     resolve_provider(base.options.target.place)
     with tempfile.TemporaryDirectory(dir=base.folder) as name:
-        first, *_ = candidates = [
+        first, *others = candidates = [
             _CandidateRun(conversion, *names)
             for conversion in conversions
             for names in CANDIDATES[conversion.options.target.name]
         ]
-        for one in candidates:
-            _make(one, model, Path(name))
-            if first.reason:  # all others are measured against it
-                raise PassError(f"the model in float32 is not possible: {first.reason}", "pass another --precision")
-        _measure_errors(candidates, base)
-        _time(candidates, timing_feeds(base.source, base.feeds))
-        possible = [one for one in candidates if not one.reason]
-        possible.sort(key=lambda one: _geometric_mean(one.latency_ms.values()))
-        if judge is not None:
-            possible = _judge(possible, judge)
+        seconds = expected_seconds(model) * len(others)
+        tell(f"choosing among {len(candidates)} precisions, in at most {seconds:.0f} s by the number of weights")
+        _make(first, model, Path(name))
+        first.error = 0.0
+        feeds = timing_feeds(base.source, base.feeds)
+        if not first.reason:
+            _time_drafts(first, others, model, Path(name), feeds)
+        if first.reason:  # all others are measured against it
+            raise PassError(f"the model in float32 is not possible: {first.reason}", "pass another --precision")
+        made, waiting = [first], sorted(others, key=lambda one: one.share)
+        while True:
+            made += _make_possible_winners(made, waiting, model, Path(name), feeds)
+            _time(made, feeds)
+            possible = [one for one in made if not one.reason]
+            possible.sort(key=lambda one: _geometric_mean(one.latency_ms.values()))
+            if judge is not None:
+                possible = _judge(possible, judge)
+            if possible or not waiting:
+                break
     chosen = next(iter(possible), None)
     if chosen is None or chosen.converted is None:
         raise PassError(f"no precision is possible here: fp32: {first.reason}", "pass the --precision that you want")
+    for one in waiting:
+        one.reason = (
+            f"not made, because it cannot win: with every layer in {one.precision}, before its calibration, it takes "
+            f"{one.share / chosen.share:.2f} times the time of {chosen.label}"
+        )
     return chosen.converted, chosen.conversion, tuple(one.report(is_chosen=one is chosen) for one in candidates)
+
+
+def _time_drafts(
+    first: _CandidateRun,
+    others: Sequence[_CandidateRun],
+    model: ir.Model,
+    folder: Path,
+    feeds: Mapping[str, Feeds],
+) -> None:
+    """Set the share of the first, 1, and of those of which there is a draft; the others keep 0, and are made."""
+    try:
+        first.share, base_ms = 1.0, _round_ms(first, feeds)
+    except OnnxtoolError as error:
+        first.give_up(error)
+        return
+    shares: dict[tuple[str, str], float] = {}
+    for one in others:
+        if (step := _draft_pass(one)) is None:
+            continue
+        if (key := _draft_key(one)) not in shares:
+            tell(f"timing a draft of {one.label}")
+            place, conversion = folder / f"draft {one.label}", one.conversion
+            place.mkdir()
+            try:
+                drafted = run_passes(model.clone(), (step, *conversion.finishing), conversion.context, most_rounds=1)
+                one.path = save_model(drafted[0], Staging(place, place / "model.onnx", place))
+                shares[key] = _round_ms(one, feeds) / base_ms
+            except OnnxtoolError as error:  # its reason is that of the conversion
+                _LOGGER.info("no draft of %s: %s", one.label, error.message)
+                shares[key] = 0.0
+            one.path = None
+            shutil.rmtree(place)
+        one.share = shares[key]
+
+
+def _draft_key(one: _CandidateRun) -> tuple[str, str]:
+    """Return what the draft is of: `mixed` is `static` in some layers, and slower in the others."""
+    return one.precision, STATIC if one.activations == MIXED else one.activations
+
+
+def _draft_pass(one: _CandidateRun) -> Pass | None:
+    """Return the pass that rounds every layer to the nearest value; None for what is not converted on the CPU."""
+    if one.target.name != CPU:
+        return None
+    if one.precision == "int8":
+        grid = None if one.activations == DYNAMIC else ActivationGrid.over(-1.0, 1.0)  # any range takes the same time
+        return quantize_int8(every=Adjustment(activations=grid))
+    return {"fp16": to_float16(), "int4": quantize_int4()}.get(one.precision)
+
+
+def _make_possible_winners(
+    made: Sequence[_CandidateRun],
+    waiting: list[_CandidateRun],
+    model: ir.Model,
+    folder: Path,
+    feeds: Mapping[str, Feeds],
+) -> list[_CandidateRun]:
+    """Make those of `waiting`, sorted by share, that may be faster than the fastest possible one, and return them."""
+    first, found = made[0], list[_CandidateRun]()
+    while waiting:
+        shares = [one.share for one in (*made, *found) if not one.reason]
+        if waiting[0].share * _DRAFT_MARGIN > min(shares, default=math.inf):
+            break
+        one = waiting.pop(0)
+        found.append(one)
+        _make(one, model, folder)
+        _measure_error(one, first)
+        if not one.reason:
+            try:
+                one.share = _round_ms(one, feeds) / _round_ms(first, feeds)
+            except OnnxtoolError as error:
+                one.give_up(error)
+    return found
+
+
+def _round_ms(one: _CandidateRun, feeds: Mapping[str, Feeds]) -> float:
+    """Return the geometric mean of its fastest runs, of few: what decides only whether to make it has a margin."""
+    session = one.open()
+    return _geometric_mean(min(_latencies_ms(session, given, fewest=2)) for given in feeds.values())
 
 
 def _make(one: _CandidateRun, model: ir.Model, folder: Path) -> None:
@@ -205,31 +312,28 @@ def _make(one: _CandidateRun, model: ir.Model, folder: Path) -> None:
     _LOGGER.info("%s: %s", one.label, one.reason or f"{one.size_bytes} bytes")
 
 
-def _measure_errors(candidates: Sequence[_CandidateRun], conversion: Conversion) -> None:
-    """Compare the outputs of all candidates that were not calibrated with those of the first, in float32."""
-    first = candidates[0]
-    first.error = 0.0
-    for one in candidates[1:]:
-        quantization = None if one.converted is None else one.converted.quantization
-        measured = quantization if one.target.row.is_reference else None
-        one.error = None if measured is None else measured.error
-    unknown = [one for one in candidates[1:] if one.error is None and one.path is not None and not one.reason]
-    if not unknown or first.path is None:  # which the first has
+def _measure_error(one: _CandidateRun, first: _CandidateRun) -> None:
+    """Compare its outputs with those of the first, in float32, unless its calibration did; rule it out above the bound.
+
+    What a calibration measured on the CPU says nothing of a provider that is no reference.
+    """
+    quantization = None if one.converted is None else one.converted.quantization
+    if quantization is not None and one.target.row.is_reference:
+        one.error = quantization.error
+    if one.error is not None or one.reason:
         return
-    feeds = conversion.calibration.feeds
+    tell(f"measuring the error of {one.label}")
+    feeds, bound = one.conversion.calibration.feeds, one.conversion.bound
     session = first.open(frugal=True)
     expected = [session.run(given) for given in feeds]
-    del session
-    for one in unknown:
-        tell(f"measuring the error of {one.label}")
-        try:
-            session = one.open(frugal=True)
-            one.error = float(measure_errors(session, feeds, expected).max(initial=0.0))
-        except OnnxtoolError as error:
-            one.give_up(error)
-            continue
-        if one.error > conversion.bound:
-            one.reason = f"its error is above {conversion.bound:g}"
+    try:
+        session = one.open(frugal=True)
+        one.error = float(measure_errors(session, feeds, expected).max(initial=0.0))
+    except OnnxtoolError as error:
+        one.give_up(error)
+        return
+    if one.error > bound:
+        one.reason = f"its error is above {bound:g}"
 
 
 def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]:
@@ -279,11 +383,11 @@ def _time(candidates: Sequence[_CandidateRun], feeds: Mapping[str, Feeds]) -> No
                 one.give_up(error)
 
 
-def _latencies_ms(session: Session, feeds: Feeds) -> list[float]:
+def _latencies_ms(session: Session, feeds: Feeds, fewest: int = _FEWEST_RUNS) -> list[float]:
     session.run_unchecked(feeds)  # the first run allocates
     samples: list[float] = []
     end = time.perf_counter() + _SECONDS
-    while len(samples) < _FEWEST_RUNS or time.perf_counter() < end:
+    while len(samples) < fewest or time.perf_counter() < end:
         start = time.perf_counter()
         outputs = session.run_unchecked(feeds)
         samples.append((time.perf_counter() - start) * 1e3)

@@ -60,6 +60,12 @@ _SECONDS = (2.0, 4.5e-7)
 _LARGEST_IN_FLOAT16 = 65504.0 / 2
 
 
+def expected_seconds(model: ir.Model) -> float:
+    """Return how long a conversion of `model` takes here, by the number of its weights."""
+    num_weights = sum(tensor_of(value).size for value in model.graph.initializers.values())
+    return _SECONDS[0] + _SECONDS[1] * num_weights / available_cores()
+
+
 @dataclass(frozen=True)
 class Converted:
     """A converted model, ready to be written.
@@ -136,8 +142,7 @@ class Conversion:
         """
         steps, quantization = tuple(self.finishing), None
         if precision not in (FP32, BF16):  # which is float32 with other arithmetic
-            num_weights = sum(tensor_of(value).size for value in model.graph.initializers.values())
-            seconds = _SECONDS[0] + _SECONDS[1] * num_weights / available_cores()
+            seconds = expected_seconds(model)
             tell(f"converting to {precision}, in about {seconds:.0f} s by the number of weights")
             step, quantization = self._prepare(model, precision, activations)
             steps = (step, *steps)

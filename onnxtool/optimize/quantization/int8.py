@@ -86,6 +86,7 @@ def quantize_int8(
     fallbacks: frozenset[str] = frozenset(),
     adjustments: Mapping[str, Adjustment] | None = None,
     *,
+    every: Adjustment = PLAIN,
     exact: bool = False,
 ) -> Pass:
     """Return the pass that quantizes all linear layers except `fallbacks` to int8.
@@ -94,17 +95,18 @@ def quantize_int8(
         fallbacks: names of weights that stay float32.
         adjustments: changes that reduce the rounding error, by weight name; layers that read the same activations with
             the same smoothing scale share one division.
+        every: the changes of layers that `adjustments` does not name.
         exact: whether the result is only for CPUs on which no product saturates.
     """
 
     def apply(model: ir.Model, _context: Context) -> Outcome:
-        return _apply(model, fallbacks, adjustments or {}, exact=exact)
+        return _apply(model, fallbacks, adjustments or {}, every, exact=exact)
 
     return Pass("quantize_int8", apply)
 
 
 def _apply(
-    model: ir.Model, fallbacks: frozenset[str], adjustments: Mapping[str, Adjustment], *, exact: bool
+    model: ir.Model, fallbacks: frozenset[str], adjustments: Mapping[str, Adjustment], every: Adjustment, *, exact: bool
 ) -> Outcome:
     """Replace `Add(MatMul(x, W), b)` by `DynamicQuantizeMatMul(x, int8 W, scale, 0, b)`, with a scale per column of W.
 
@@ -120,10 +122,10 @@ def _apply(
     if exact and len(set(names)) < len(names):
         raise PassError("layers share a weight, which no session can make exact on CPUs that need it", "pass --cpu any")
     folded, adjustments = _fold_smoothing_scales(wanted, adjustments)
-    keys = [_key(layer, adjustments.get(layer.name, PLAIN)) for layer in wanted]
+    keys = [_key(layer, adjustments.get(layer.name, every)) for layer in wanted]
     given: dict[_Key, _Activations] = {}
     for layer, key in zip(wanted, keys, strict=True):
-        adjustment, writer = adjustments.get(layer.name, PLAIN), Writer(layer.node)
+        adjustment, writer = adjustments.get(layer.name, every), Writer(layer.node)
         if key not in given:
             smoothing_scale = None if key[0] in folded else adjustment.smoothing_scale
             given[key] = _prepare(layer, smoothing_scale, adjustment, writer, is_shared=keys.count(key) > 1)
