@@ -100,8 +100,8 @@ class TokenPromise:
             return
         prompt, step = found.first_difference or (0, 0)
         raise PassError(
-            f"greedy tokens in {precision}: {found}, and {self.share:.4g} of them are asked for; the first other token "
-            f"is that of prompt {prompt}, step {step}",
+            f"greedy tokens in {precision}: {found}, and {'all' if self.share == 1 else f'{self.share:.4g} of them'} "
+            f"have to be; the first different one is that of prompt {prompt}, step {step}",
             f"pass --equal_tokens {np.floor(found.share * 100) / 100:g} if that many suffice, or another --precision",
         )
 
