@@ -97,7 +97,9 @@ def optimize(model: Path, texts: Path, *arguments: str) -> subprocess.CompletedP
         (["--precision", "int4"], r"In int4: \d+ of \d+ layers, \d+ embeddings( in int8)?"),
     ],
 )
-def test_what_is_quantized_is_said(encoder: Path, texts: Path, arguments: list[str], line: str) -> None:
+def test_the_report_counts_quantized_layers_and_states_the_error(
+    encoder: Path, texts: Path, arguments: list[str], line: str
+) -> None:
     """With its error on the texts."""
     done = optimize(encoder, texts, *arguments)
     assert done.returncode == 0, done.stderr

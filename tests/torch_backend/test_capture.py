@@ -105,7 +105,7 @@ def test_dropout_draws_what_eager_pytorch_draws() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-def test_other_precisions(dtype: torch.dtype) -> None:
+def test_float64_and_float16_attention_match_eager(dtype: torch.dtype) -> None:
     atol = 1e-12 if dtype is torch.float64 else 3e-3  # float16 has 11 bits, and every product is rounded
     require_same(scaled_dot_product_attention, *tensors(BATCHES, HEADS, dtype=dtype), atol=atol)
 

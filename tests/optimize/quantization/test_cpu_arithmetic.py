@@ -111,7 +111,7 @@ def test_an_error_of_one_arithmetic_alone_keeps_layers(monkeypatch: pytest.Monke
         ([[5]], 5),
     ],
 )
-def test_the_largest_pair(codes: Codes, largest: int) -> None:
+def test_the_largest_sum_of_neighbours_of_one_sign_is_found(codes: Codes, largest: int) -> None:
     """Neighbours in even and odd places, of one sign."""
     assert largest_pair(np.array(codes, np.int8)) == largest
 

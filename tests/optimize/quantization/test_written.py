@@ -255,7 +255,7 @@ def test_no_file_lacks_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert not (tmp_path / "o.onnx").exists()
 
 
-def test_no_file_overflows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_fp16_file_with_a_value_beyond_float16_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float16: on the CPU, where onnxruntime computes it in float32, no output would show it."""
     weights = {"w": np.float32(6e4) * WEIGHTS["w"], "v": np.float32(0.01) * WEIGHTS["v"]}
     monkeypatch.setattr("onnxtool.optimize.quantization.conversion.beyond", lambda *_: ())

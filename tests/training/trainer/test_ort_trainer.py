@@ -110,7 +110,7 @@ def test_autocast_is_around_the_model_and_not_around_the_loss(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_checkpointed_activations(tmp_path: Path) -> None:
+def test_checkpointed_activations_give_the_losses_of_the_trainer(tmp_path: Path) -> None:
     """Dropout's masks of the second forward are those of the first."""
     both(tmp_path, classifier, classified(12), {"activation_checkpointing": True})
 
