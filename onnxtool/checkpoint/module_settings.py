@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.chat_templates import FORMATS, NO_VARIABLES
 from onnxtool.checkpoint.files import CheckpointFiles
-from onnxtool.checkpoint.pooling_module import require_known_keys, require_no_others
+from onnxtool.checkpoint.module_forms import require_known_keys, require_no_others
 from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, as_object, is_index, positive
 from onnxtool.reports import Json
 

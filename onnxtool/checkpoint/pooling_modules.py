@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.module_settings import WEIGHTED, require_known_settings, transformer_output
-from onnxtool.checkpoint.pooling_module import (
+from onnxtool.checkpoint.module_forms import (
     ACTIVATIONS,
     POOLING_MODES,
     Builder,
@@ -32,6 +31,7 @@ from onnxtool.checkpoint.pooling_module import (
     require_known_keys,
     stored_tensors,
 )
+from onnxtool.checkpoint.module_settings import WEIGHTED, require_known_settings, transformer_output
 from onnxtool.checkpoint.sentence_modules import (
     STATIC,
     TOKENS,

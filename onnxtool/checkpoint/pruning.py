@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_module import Builder, Floats, Value
+from onnxtool.checkpoint.module_forms import Builder, Floats, Value
 from onnxtool.checkpoint.pooling_modules import normalize
 from onnxtool.checkpoint.sparse_modules import LargestTerms
 from onnxtool.checkpoint.vector_types import POOL_FACTOR, parse_pruning

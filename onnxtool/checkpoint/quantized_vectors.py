@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxtool.checkpoint.pooling_module import Floats
+from onnxtool.checkpoint.module_forms import Floats
 from onnxtool.checkpoint.vector_types import BITS, CODES, VECTOR_TYPES, check_ranges_options
 from onnxtool.errors import InputError, first_line
 from onnxtool.options import Option, StrPath, checked

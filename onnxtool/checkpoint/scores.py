@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from onnxtool.checkpoint.folder import ModuleFiles
-from onnxtool.checkpoint.pooling_module import activation_name
+from onnxtool.checkpoint.module_forms import activation_name
 from onnxtool.checkpoint.sentence_modules import as_object
 from onnxtool.reports import Json
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_module import (
+from onnxtool.checkpoint.module_forms import (
     Builder,
     PoolingModule,
     Value,

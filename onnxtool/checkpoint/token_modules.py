@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.late_interaction import QueryExpansion
+from onnxtool.checkpoint.module_forms import Builder, PoolingModule, Value, require_known_keys
 from onnxtool.checkpoint.module_settings import require_known_settings
-from onnxtool.checkpoint.pooling_module import Builder, PoolingModule, Value, require_known_keys
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, works_on_tokens
 from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, StoredModule
 from onnxtool.errors import InputError

@@ -15,7 +15,7 @@ from tokenizers import Encoding, Tokenizer
 
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import PLAIN, EncodedText, Limit, ReadOptions, Text, TokenOffsets, WholeText, bounded
-from onnxtool.checkpoint.pooling_module import POOLING_MASK, behind_prompts
+from onnxtool.checkpoint.module_forms import POOLING_MASK, behind_prompts
 from onnxtool.checkpoint.tokenizer_library import (
     EffectiveTokenizer,
     lower_case,

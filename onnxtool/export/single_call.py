@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_module import POOLING_MASK, some_prompts
+from onnxtool.checkpoint.module_forms import POOLING_MASK, some_prompts
 from onnxtool.errors import ExportError
 from onnxtool.export.heads.head import Head, append_head, keep_read_rows
 from onnxtool.export.modalities.finding import left_out_notes

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, ModuleFiles
 from onnxtool.checkpoint.limits import Text
-from onnxtool.checkpoint.pooling_module import POOLING_MASK, PoolingModule
+from onnxtool.checkpoint.module_forms import POOLING_MASK, PoolingModule
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.checkpoint.scores import score_function

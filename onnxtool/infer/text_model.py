@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.folder import CheckpointFolder, Prompts, find_checkpoint_folder
 from onnxtool.checkpoint.limits import EncodedText, Limit, ReadOptions, Text
-from onnxtool.checkpoint.pooling_module import POOLING_MASK
+from onnxtool.checkpoint.module_forms import POOLING_MASK
 from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.checkpoint.quantized_vectors import RangesLike
 from onnxtool.checkpoint.tokenizer import TextTokenizer

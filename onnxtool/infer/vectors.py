@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_module import Floats
+from onnxtool.checkpoint.module_forms import Floats
 from onnxtool.checkpoint.pooling_modules import normalize
 from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.checkpoint.vector_types import parse_pruning

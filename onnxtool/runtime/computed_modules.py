@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_module import Floats, Mask, PoolingModule
+from onnxtool.checkpoint.module_forms import Floats, Mask, PoolingModule
 from onnxtool.checkpoint.pooling_modules import build_all
 from onnxtool.errors import InputError, SessionError
 

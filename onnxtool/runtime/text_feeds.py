@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_module import POOLING_MASK
+from onnxtool.checkpoint.module_forms import POOLING_MASK
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo

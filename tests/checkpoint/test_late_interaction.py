@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.late_interaction import QueryExpansion
-from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.module_forms import PoolingModule
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
 from onnxtool.errors import InputError

@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 from sentence_transformers.sentence_transformer.modules import WeightedLayerPooling
 
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.module_forms import PoolingModule
 from onnxtool.checkpoint.module_settings import TokenStates, require_known_settings
-from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import LogitScore, Normalize, Pooling, Truncate, read_pooling_modules
 from onnxtool.checkpoint.sparse_modules import LargestTerms, SpladePooling
 from onnxtool.errors import CheckpointError, InputError

@@ -19,7 +19,7 @@ from sentence_transformers.cross_encoder import modules as reference_modules
 from sentence_transformers.sentence_transformer import modules as sentence_modules
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_module import (
+from onnxtool.checkpoint.module_forms import (
     ACTIVATIONS,
     POOLING_MASK,
     POOLING_MODES,

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 import onnxtool
 from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.module_forms import PoolingModule
 from onnxtool.checkpoint.pooling_modules import Dense, LogitScore, Normalize, Pooling
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.tasks import TASK_NAMES

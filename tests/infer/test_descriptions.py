@@ -22,7 +22,7 @@ from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from onnxtool import EvaluateOptions, ExportOptions, evaluate_model, export_model
-from onnxtool.checkpoint.pooling_module import POOLING_MODES
+from onnxtool.checkpoint.module_forms import POOLING_MODES
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import InputError, OptionError, OutputExistsError

@@ -46,7 +46,7 @@ from sentence_transformers.sparse_encoder.modules import (
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from onnxtool.checkpoint.pooling_module import ACTIVATIONS
+from onnxtool.checkpoint.module_forms import ACTIVATIONS
 
 HIDDEN = 32
 WORDS = 4000

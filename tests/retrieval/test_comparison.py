@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 import onnxtool
 from onnxtool import ExportOptions, export_model
 from onnxtool.checkpoint import pooling_modules
-from onnxtool.checkpoint.pooling_module import POOLING_MASK
+from onnxtool.checkpoint.module_forms import POOLING_MASK
 from onnxtool.errors import TargetError
 from tests.retrieval.checkpoints import CASES, Case
 from tests.retrieval.comparison import check

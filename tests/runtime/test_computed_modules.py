@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.module_forms import PoolingModule
 from onnxtool.checkpoint.pooling_modules import Activation, Dense, Pooling
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.token_modules import MultiVectorMask

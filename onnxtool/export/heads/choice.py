@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.folder import path_parts
 from onnxtool.checkpoint.late_interaction import QueryExpansion
+from onnxtool.checkpoint.module_forms import PoolingModule
 from onnxtool.checkpoint.module_settings import require_known_settings
 from onnxtool.checkpoint.page_modules import require_known_page_modules, require_known_pages
-from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import (
     Dense,
     LogitScore,

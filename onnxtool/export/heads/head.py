@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.checkpoint.pooling_module import POOLING_MASK, PoolingModule
+from onnxtool.checkpoint.module_forms import POOLING_MASK, PoolingModule
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling, build_all, truncated
 from onnxtool.checkpoint.pruning import WHOLE, Pruning
 from onnxtool.errors import CheckpointError, ExportError

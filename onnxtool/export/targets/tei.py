@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from onnxtool.checkpoint.pooling_module import POOLING_MODES
+from onnxtool.checkpoint.module_forms import POOLING_MODES
 from onnxtool.checkpoint.sentence_modules import TRANSFORMER_NAMES, positive
 from onnxtool.errors import TargetError
 from onnxtool.export.sidecar_files import read_object, write_changed, write_json

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import EncodedText
+from onnxtool.checkpoint.module_forms import Floats, PoolingModule
 from onnxtool.checkpoint.module_settings import TokenStates
-from onnxtool.checkpoint.pooling_module import Floats, PoolingModule
 from onnxtool.checkpoint.pooling_modules import Pooling, modules_before, normalize, read_pooling_modules
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import Batch, VectorHead, require_finite

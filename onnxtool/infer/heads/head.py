@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.limits import EncodedText, batch_shapes, fixed_shape
-from onnxtool.checkpoint.pooling_module import Floats, behind_prompts
+from onnxtool.checkpoint.module_forms import Floats, behind_prompts
 from onnxtool.checkpoint.pooling_modules import normalize
 from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.checkpoint.quantized_vectors import RangesLike, VectorType, given_ranges

@@ -14,7 +14,7 @@ import numpy as np
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import EncodedText
-from onnxtool.checkpoint.pooling_module import ACTIVATIONS, Floats, sigmoid
+from onnxtool.checkpoint.module_forms import ACTIVATIONS, Floats, sigmoid
 from onnxtool.checkpoint.pooling_modules import Activation
 from onnxtool.checkpoint.scores import score_function
 from onnxtool.errors import InputError

@@ -12,7 +12,7 @@ import numpy as np
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import EncodedText
-from onnxtool.checkpoint.pooling_module import Floats, PoolingModule
+from onnxtool.checkpoint.module_forms import Floats, PoolingModule
 from onnxtool.checkpoint.pooling_modules import read_pooling_modules
 from onnxtool.checkpoint.pruning import Pruning
 from onnxtool.checkpoint.sparse_modules import SpladePooling

@@ -13,8 +13,8 @@ import numpy as np
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.limits import EncodedText, Limit
+from onnxtool.checkpoint.module_forms import PoolingModule
 from onnxtool.checkpoint.page_modules import PROCESSOR_NAMES
-from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
 from onnxtool.checkpoint.tokenizer import TextTokenizer

@@ -12,7 +12,7 @@ from pathlib import Path
 from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.checkpoint.limits import PLAIN, Limit, ReadOptions, Text, fixed_shape, text_limit
-from onnxtool.checkpoint.pooling_module import POOLING_MASK
+from onnxtool.checkpoint.module_forms import POOLING_MASK
 from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.errors import InputError
