@@ -24,7 +24,7 @@ from onnxtool.optimize.quantization.linear_layers import find_linear_layers, unf
 from onnxtool.progress import counted
 from onnxtool.runtime.machine import release_freed_memory
 from onnxtool.runtime.running import Arrays, Session
-from onnxtool.runtime.session import open_session
+from onnxtool.runtime.session import open_own
 
 Feeds = Mapping[str, "NDArray[Any]"]
 
@@ -140,4 +140,4 @@ def _fitted(valid: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
 def open_written(model: ir.Model, folder: Path) -> Session:
     """Write `model` to `folder`, open a session on it on the CPU, and remove the file."""
     with scratch_file(model, folder) as path:
-        return open_session(path, provider="cpu", frugal=True)
+        return open_own(path)

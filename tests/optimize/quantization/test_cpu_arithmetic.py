@@ -8,10 +8,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxtool.errors import PassError
+from onnxtool.errors import ModelFileError, PassError
 from onnxtool.graph.edit import tensor_of
+from onnxtool.guarded import ChildEndedError
 from onnxtool.model_file.weights import write_inline
 from onnxtool.optimize.options import ACTIVATIONS
+from onnxtool.optimize.quantization.activations import open_written
 from onnxtool.optimize.quantization.arithmetic import LARGEST_PAIR, Codes, Floats
 from onnxtool.optimize.quantization.cpu_arithmetic import (
     EXACT,
@@ -23,6 +25,8 @@ from onnxtool.optimize.quantization.cpu_arithmetic import (
     require_small_pairs,
 )
 from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
+from onnxtool.runtime import probation
+from onnxtool.runtime.session import open_session
 from tests.optimize.passes.builders import apply, build, normal, operators, run_as_stored
 from tests.optimize.quantization.test_linear_layers import FORMS, W
 
@@ -137,3 +141,17 @@ def test_the_figures_of_the_report() -> None:
     """What was not computed apart is the same as exact; what the file is not for has no figure."""
     assert figures_of({EXACT: 0.1}, small_pairs=True) == {EXACT: 0.1, SATURATING: 0.1, PER_ROW: 0.1}
     assert figures_of({EXACT: 0.1, PER_ROW: 0.2}, small_pairs=False) == {EXACT: 0.1, SATURATING: None, PER_ROW: 0.2}
+
+
+def test_a_graph_that_stands_for_another_cpu_is_not_refused_for_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are float32, many times the file of int8 by which the memory of an unknown file is limited."""
+    model, values, _ = dynamic_layer("MatMul", 17)
+    monkeypatch.setattr(probation, "needs_probation", lambda _model: True)
+    monkeypatch.setattr(probation, "_ending", lambda _model: ChildEndedError("memory"))
+    other = by_arithmetic(model)[PER_ROW]
+    assert open_written(other, tmp_path).run({"x": values})["y"].shape == (5, 1, 12)
+    write_inline(other, tmp_path / "m.onnx")
+    with pytest.raises(ModelFileError, match="takes more than"):
+        open_session(tmp_path / "m.onnx", provider="cpu")
