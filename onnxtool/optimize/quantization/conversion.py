@@ -127,11 +127,23 @@ class Conversion:
 
     @cached_property
     def tokens(self) -> TokenPromise | None:
-        """The greedy tokens that a quantized decoder has to share; None for other models."""
-        share = 1.0 if self.options.equal_tokens is None else self.options.equal_tokens
-        if not share or not predicts_tokens(self.source):
+        """The greedy tokens that a quantized decoder has to share; None for other models.
+
+        Raises:
+            PassError: a share was asked for, and the file is none whose tokens can be compared.
+        """
+        asked = self.options.equal_tokens
+        share = 1.0 if asked is None else asked
+        if not share:
             return None
-        return promise_tokens(self.source, self.calibration.held_out, share)
+        found = promise_tokens(self.source, self.calibration.held_out, share) if predicts_tokens(self.source) else None
+        if found is None and asked is not None:
+            raise PassError(
+                f"--equal_tokens is for decoders of text that give the logits of each position, and {self.source.path} "
+                "is none",
+                "leave it out: --max_error bounds the error",
+            )
+        return found
 
     def convert(self, model: ir.Model, precision: str, activations: str = MIXED) -> Converted:
         """Convert the fused `model`, which may be changed in place, and record the precision in its metadata.

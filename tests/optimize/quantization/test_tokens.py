@@ -180,3 +180,11 @@ def test_a_file_that_reads_ahead_promises_no_tokens(tmp_path: Path) -> None:
 def test_tokens_are_for_quantized_files(planted: Path) -> None:
     with pytest.raises(OptionError, match="--equal_tokens is for int8, int4 and auto, and the precision is fp16"):
         OptimizeOptions(planted, precision="fp16", equal_tokens=1.0)
+
+
+def test_a_share_of_tokens_is_refused_for_a_model_that_writes_none(workshop: Workshop, tmp_path: Path) -> None:
+    encoder, output = workshop.exported("tiny-encoder", exporter="torchscript"), tmp_path / "o.onnx"
+    options = OptimizeOptions(encoder, output=output, precision="int8", equal_tokens=0.9, verify=False, timing=False)
+    with pytest.raises(PassError, match="--equal_tokens is for decoders of text"):
+        optimize_model(options)
+    assert not output.exists()
