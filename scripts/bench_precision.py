@@ -9,7 +9,8 @@ a machine that does other things as well.
 
 `python scripts/bench_precision.py --conversion models/all-MiniLM-L6-v2.onnx --nncf DIR` compares what it takes to write
 int8 instead, and its error on 200 texts: onnxtool, onnxruntime's quantize_dynamic, and NNCF on the same calibration
-texts, from a virtual environment with `nncf`, `onnx` and `onnxruntime`.
+texts, from a virtual environment with `nncf`, `onnx` and `onnxruntime`. With `--data models/collection`, every file
+searches that collection as well, and its nDCG@10 is compared with the source's.
 """
 
 from __future__ import annotations
@@ -244,7 +245,7 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
     return contenders
 
 
-def compare_conversions(source: Path, nncf: Path | None, folder: Path) -> None:
+def compare_conversions(source: Path, nncf: Path | None, data: Path | None, folder: Path) -> None:
     """Write int8 files of a model with vectors of texts, one after another; print time, memory and error of each."""
     from onnxtool.model_file import ModelFile
     from onnxtool.optimize.quantization.calibration import OWN_TEXTS, make_calibration
@@ -264,8 +265,9 @@ def compare_conversions(source: Path, nncf: Path | None, folder: Path) -> None:
         python = str(nncf / "bin" / "python")
         commands["NNCF"] = (python, __file__, "--quantize_onnx", str(source), str(inputs))
     print(f"int8 of {source.name}, calibrated on {OWN_TEXTS.name}; errors on other texts\n")
-    print("| | wall s | CPU s | peak MB | MB | 1 - cosine at most | of 10 neighbours | Kendall's tau |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    quality = "" if data is None else " nDCG@10 | difference, 95 % interval |"
+    print("| | wall s | CPU s | peak MB | MB | 1 - cosine at most | of 10 neighbours | Kendall's tau |" + quality)
+    print("|---|---:|---:|---:|---:|---:|---:|---:|" + "---:|" * quality.count(" |"))
     for number, (name, command) in enumerate(commands.items()):
         output = folder / f"{number}.onnx"
         figures = " | ".join(f"{figure:.1f}" for figure in measure((*command, str(output))))
@@ -273,7 +275,27 @@ def compare_conversions(source: Path, nncf: Path | None, folder: Path) -> None:
         if ranking is None or ranking.overlap is None:
             sys.exit(f"{source} has no vectors of texts, or no tokenizer")
         errors = f"{ranking.error:.4f} | {ranking.overlap:.1%} | {ranking.kendall_tau:.3f}"
-        print(f"| {name} | {figures} | {output.stat().st_size / 1e6:.1f} | {errors} |", flush=True)
+        size = f"{output.stat().st_size / 1e6:.1f}"
+        quality = "" if data is None else f" {measure_quality(source, output, data, folder)} |"
+        print(f"| {name} | {figures} | {size} | {errors} |{quality}", flush=True)
+
+
+def measure_quality(source: Path, output: Path, data: Path, folder: Path) -> str:
+    """Search a collection with both files; return the nDCG@10 of `output` and its difference from that of `source`."""
+    from onnxtool import EvaluateOptions, evaluate_model
+    from onnxtool.checkpoint.folder import find_checkpoint_folder
+    from onnxtool.model_file import ModelFile
+
+    files = str(find_checkpoint_folder(ModelFile.open(source)).path)
+    options = EvaluateOptions(
+        measures=("nDCG@10",), against=str(source), model_name=files, provider="cpu", cache=folder / "vectors"
+    )
+    report = evaluate_model(output, data, options)
+    if report.against is None:
+        raise AssertionError("asked to compare")
+    difference = report.against.measures["nDCG@10"]
+    interval = f"{difference.low:+.4f} to {difference.high:+.4f}"
+    return f"{report.measures['nDCG@10'].mean:.4f} | {difference.change:+.4f} ({interval})"
 
 
 # The error is free: weights are random, and layers that it would keep are of no meaning for the time.
@@ -282,6 +304,7 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
     "int8": ("--precision", "int8", "--max_error", "1"),
     "int8 static": ("--precision", "int8", "--activations", "static", "--max_error", "1"),
     "int4": ("--precision", "int4", "--max_error", "1"),
+    "auto": ("--precision", "auto", "--max_error", "1"),
 }
 
 
@@ -311,6 +334,7 @@ def main() -> int:
     parser.add_argument("--contender", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.add_argument("--conversion", type=Path, metavar="FILE", help="compare what it takes to write int8 of a file")
     parser.add_argument("--nncf", type=Path, metavar="DIR", help="with --conversion, an environment with nncf and onnx")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="with --conversion, a collection in BEIR's layout")
     parser.add_argument("--quantize", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--quantize_onnx", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -327,7 +351,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if arguments.conversion is not None:
-            compare_conversions(arguments.conversion, arguments.nncf, folder)
+            compare_conversions(arguments.conversion, arguments.nncf, arguments.data, folder)
             print(describe_machine(0))
             return 0
         contenders = prepare(arguments, folder)
