@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,9 @@ class Isolation:
             exit_code = process.exitcode
         finally:  # its time is over, or this process was interrupted
             if process.is_alive():
-                os.killpg(process.pid or 0, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has not come as far as its own group
+                    os.killpg(process.pid or 0, signal.SIGKILL)
+                process.kill()
                 process.join()
         process.close()
         stdout, stderr, value = (file.read_text("utf-8", "replace") for file in files.values())
