@@ -84,6 +84,7 @@ def test_the_ratio_of_two_models_is_gated(
         (("latency_ms.p96>1",), "a benchmark has no figure 'latency_ms.p96'"),
         (("latencies_ms.0>1",), "a benchmark has no figure 'latencies_ms.0'"),
         (("environment.cpu>1",), "a benchmark has no figure 'environment.cpu'"),
+        (("p50_interval_ms.low>1",), "a benchmark has no figure 'p50_interval_ms.low'"),
         (("2x5.stages_ms.total.p50>1",), "is not measured"),
         (("comparison.load_ms>1",), "is not measured"),
         (("2x5.ratio<1",), "ratio is not measured"),

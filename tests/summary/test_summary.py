@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from onnxtool.errors import ModelFileError
 from onnxtool.reports import TensorInfo
+from onnxtool.stats import compare_models
 from onnxtool.summary import summarize_model
 from onnxtool.summary.figures import Duplicate, Stats, Weight
 from onnxtool.summary.releases import Usage, least_onnxruntime
@@ -234,4 +235,6 @@ def test_attentions_are_counted_by_operator(tmp_path: Path) -> None:
     ops = (("Attention", ""), ("NoAttention", ""), ("Attention", ms), ("GroupQueryAttention", ms))
     nodes = [helper.make_node(op, ["x"], [f"o{index}"], domain=domain) for index, (op, domain) in enumerate(ops)]
     onnx.save(make_model(nodes), tmp_path / "model.onnx")
+    onnx.save(make_model(nodes[:2]), tmp_path / "base.onnx")
     assert summarize_model(tmp_path / "model.onnx").num_attentions == 3
+    assert compare_models(tmp_path / "model.onnx", tmp_path / "base.onnx").delta.num_attentions == 2
