@@ -270,11 +270,6 @@ class TextTokenizer:
         """
         return [whole.windows(limit, overlap, options.num_leading) for whole in self._read(texts, options)]
 
-    def count(self, text: str) -> int:
-        """Return the number of tokens in `text`, without added special tokens."""
-        (whole,) = self._read([text], PLAIN)
-        return len(whole.parts[0])
-
     def count_prompt(self, prompt: str, limit: Limit | None) -> int:
         """Return the number of leading prompt tokens, counted as in sentence-transformers.
 

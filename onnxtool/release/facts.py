@@ -233,10 +233,6 @@ class ReleaseFacts:
         if stray:
             raise _malformed(f"{stray[0][:200]!r} is among either the files or the models, and not among both")
 
-    def file(self, model: ReleasedModel) -> ReleasedFile:
-        """Return the file of a model."""
-        return next(file for file in self.files if file.path == model.path)
-
 
 def facts_text(facts: ReleaseFacts) -> str:
     """Write the record; equal facts produce the same text."""

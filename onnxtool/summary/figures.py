@@ -132,11 +132,6 @@ class MappingDelta(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed)
 
-    @property
-    def num_changes(self) -> int:
-        """The number of entries that differ."""
-        return len(self.added) + len(self.removed) + len(self.changed)
-
 
 class EdgeChange(NamedTuple):
     """A difference between a node and its counterpart in the base.
