@@ -269,7 +269,6 @@ ELSEWHERE = {
     "what the build of this package wrote": {"version.py": {"read_text"}},
     "the system": {
         "runtime/machine.py": {"read_text"},
-        "runtime/timing.py": {"read_text"},
     },
 }
 

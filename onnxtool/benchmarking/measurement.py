@@ -53,10 +53,18 @@ from onnxtool.infer.loading import load
 from onnxtool.model_file import ModelFile
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import Stage, tell
-from onnxtool.runtime.machine import DeviceMemory, available_cores, device_memory, installed_versions, processor_name
+from onnxtool.runtime.machine import (
+    DeviceMemory,
+    available_cores,
+    device_memory,
+    installed_versions,
+    peak_rss_bytes,
+    processor_name,
+    reset_peak_rss,
+)
 from onnxtool.runtime.running import Session
 from onnxtool.runtime.session import disabled_optimizers, open_session
-from onnxtool.runtime.timing import peak_rss_bytes, reset_peak_rss, summarize_latencies
+from onnxtool.runtime.timing import summarize_latencies
 
 
 @checked

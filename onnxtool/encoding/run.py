@@ -29,8 +29,8 @@ from onnxtool.interruption import check_interrupted
 from onnxtool.model_file import ModelFile
 from onnxtool.options import checked
 from onnxtool.reports import PlannedFile, WritePlan
+from onnxtool.runtime.machine import peak_rss_bytes
 from onnxtool.runtime.providers import resolve_provider
-from onnxtool.runtime.timing import peak_rss_bytes
 
 _KEPT = (
     "what an earlier run encoded is kept, because the collection's files have the sizes that they had; for texts that "

@@ -43,7 +43,7 @@ from onnxtool.optimize.quantization.candidates import Judge, Judgement
 from onnxtool.options import Option, StrPath, checked
 from onnxtool.progress import Stage, tell
 from onnxtool.reports import Json
-from onnxtool.runtime.timing import peak_rss_bytes
+from onnxtool.runtime.machine import peak_rss_bytes
 from onnxtool.summary.gates import Gate, check_gates, parse_gate
 
 _TIMED_QUERIES = 50

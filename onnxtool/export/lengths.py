@@ -21,7 +21,7 @@ from onnxtool.errors import ExportError
 from onnxtool.export.modalities.text import text_config
 from onnxtool.graph.shapes import find_turns
 from onnxtool.runtime.input_cases import LONGEST_CASE
-from onnxtool.runtime.timing import available_memory_bytes
+from onnxtool.runtime.machine import available_memory_bytes
 
 # Operations for a run at the maximum, and for runs at all thresholds together. The budget is in work, not in seconds,
 # so that an export gives the same file on every machine. On two cores, PyTorch takes about 7 s per teraflop and the

@@ -1,10 +1,11 @@
-"""Describe this machine: its processor, and details that a benchmark has to state with its figures."""
+"""Describe this machine: its processor, memory, and details that a benchmark has to state with its figures."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ from onnxtool.version import __version__, installed
 # Of x86 and of ARM.
 _VECTORS = ("amx", "avx", "fma", "asimd", "bf16", "i8mm", "smef", "smei", "sve")
 _PACKAGES = ("onnxruntime-gpu", "onnxruntime", "numpy", "tokenizers", "torch", "transformers")
+# Limit and usage of a container's memory, by versions 2 and 1 of control groups.
+_CONTROL_GROUPS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
 
 
 def processor_name() -> str:
@@ -69,6 +75,54 @@ def _lines_of_cpuinfo() -> list[str]:
 def installed_versions() -> dict[str, str]:
     """Return the versions of installed packages that a figure may depend on."""
     return {"onnxtool": __version__, **{name: version for name in _PACKAGES if (version := installed(name))}}
+
+
+def peak_rss_bytes() -> int:
+    """Return the peak resident set of this process in bytes; 0 if the system does not report it."""
+    try:
+        # after exec on Linux, getrusage starts with the parent's peak.
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return _peak_by_getrusage()
+    peak = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
+    return int(peak[1]) * 1024 if peak else _peak_by_getrusage()
+
+
+def reset_peak_rss() -> bool:
+    """Reset `peak_rss_bytes` to the current resident set; return whether the system supports that (Linux)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # see proc(5)
+    except OSError:
+        return False
+    return True
+
+
+def available_memory_bytes() -> int | None:
+    """Return the memory still available to this process, by the system and its control group; None if unknown."""
+    kilobytes = _number_in("/proc/meminfo", r"^MemAvailable:\s*(\d+) kB$")
+    bounds = [] if kilobytes is None else [kilobytes * 1024]
+    for limit_file, usage_file in _CONTROL_GROUPS:
+        limit, usage = (_number_in(f"/sys/fs/cgroup/{name}", r"^(\d+)$") for name in (limit_file, usage_file))
+        bounds += [] if limit is None or usage is None else [max(0, limit - usage)]
+    return min(bounds, default=None)
+
+
+def _number_in(path: str, pattern: str) -> int | None:
+    """Return the number matched by a pattern in a system file; None if there is none."""
+    try:
+        found = re.search(pattern, Path(path).read_text(encoding="ascii", errors="replace"), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else int(found[1])
+
+
+def _peak_by_getrusage() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows has no such module
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 _NAME_LENGTH = 96

@@ -23,7 +23,7 @@ from onnxtool.export.lengths import Lengths, Work, config_thresholds
 from onnxtool.export.report import ExportReport
 from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
-from onnxtool.runtime.timing import available_memory_bytes
+from onnxtool.runtime.machine import available_memory_bytes
 from onnxtool.sentence_transformers import OnnxModel
 from tests.infer.tiny_models import write_checkpoint
 

@@ -41,7 +41,7 @@ def test_the_peak_of_memory_is_that_of_this_process() -> None:
     parent = np.ones(40_000_000)  # 320 MB, which a child's getrusage begins with on Linux
     script = """
 import numpy as np
-from onnxtool.runtime.timing import peak_rss_bytes
+from onnxtool.runtime.machine import peak_rss_bytes
 before = peak_rss_bytes()
 np.ones(12_500_000)
 print(before, peak_rss_bytes())
@@ -58,7 +58,7 @@ def test_the_peak_of_memory_starts_anew() -> None:
     """So that loading and running have a peak each."""
     script = """
 import numpy as np
-from onnxtool.runtime.timing import peak_rss_bytes, reset_peak_rss
+from onnxtool.runtime.machine import peak_rss_bytes, reset_peak_rss
 np.ones(12_500_000)
 high = peak_rss_bytes()
 print(reset_peak_rss(), high - peak_rss_bytes())

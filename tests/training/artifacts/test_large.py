@@ -18,7 +18,7 @@ GIGABYTES = 2.2
 WIDTH, CLASSES = 1024, 8
 PROGRAM = """
 import sys
-from onnxtool.runtime.timing import peak_rss_bytes
+from onnxtool.runtime.machine import peak_rss_bytes
 from onnxtool.training import artifacts
 artifacts.generate_artifacts(
     sys.argv[1], requires_grad=["*"], loss=artifacts.LossType.CrossEntropyLoss,
