@@ -177,6 +177,12 @@ OPERATORS: Mapping[tuple[str, str], Operator] = {
     **{(MICROSOFT, row.name): row._replace(name=f"{MICROSOFT}::{row.name}") for row in _MICROSOFT},
 }
 """The rows by domain and operator."""
+LOOKUPS: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
+    key: tuple((row.inputs.split().index(indices), row.inputs.split().index(table)) for indices, table in row.lookups)
+    for key, row in OPERATORS.items()
+    if row.lookups
+}
+"""The positions of row indices and of their table among the inputs of operators that look rows up."""
 
 
 def named_inputs(domain: str, op_type: str, inputs: Sequence[T | None]) -> dict[str, T | None]:

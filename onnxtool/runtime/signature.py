@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from onnxtool.graph.operators import OPERATORS
+from onnxtool.graph.operators import LOOKUPS
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import Node, Tensor, read_nodes
 from onnxtool.reports import TensorInfo
@@ -83,10 +83,9 @@ def tables(model: ModelFile, names: Iterable[str], forwarders: AbstractSet[str])
         forwarded = [value for value in node.inputs if value in origin]
         if node.op_type in forwarders and node.outputs and forwarded:
             origin[node.outputs[0]] = origin[forwarded[0]]
-        row = OPERATORS.get((node.domain, node.op_type))
-        named = row.named(node.inputs) if row is not None else {}
-        for indices, table in row.lookups if row is not None else ():
-            ids, rows = named[indices], matrices.get(named[table] or "")
+        for place, of_table in LOOKUPS.get((node.domain, node.op_type), ()):
+            ids, table = (node.inputs[at] if at < len(node.inputs) else "" for at in (place, of_table))
+            rows = matrices.get(table)
             if ids and rows is not None:
                 yield origin.get(ids), rows
 
