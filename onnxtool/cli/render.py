@@ -16,9 +16,23 @@ from typing import NamedTuple
 import click
 
 from onnxtool.cli.streams import json_document, printable
-from onnxtool.errors import bounded
+from onnxtool.errors import bounded, shorten
 from onnxtool.model_file import write_text
 from onnxtool.reports import Dimension, Json, TensorInfo, WritePlan, to_json
+
+_MAX_DEPTH = 3
+# The verification figures that a step records, worded as in the reports of export and optimize.
+VERIFICATION_LABELS = {
+    "reference": "Verified against",
+    "verified_on": "Verified on",
+    "cases": "Cases",
+    "max_abs_error": "max_abs_error",
+    "cosine_min": "Lowest cosine",
+    "atol": "Allowed",
+    "mask_effect": "Moving the mask moves the outputs by",
+    "padding_effect": "Other ids in the padding move them by",
+    "batch_effect": "The rest of the batch moves a text by",
+}
 
 
 class Heading(NamedTuple):
@@ -132,6 +146,38 @@ def format_bytes(size: float) -> str:
 def format_duration(milliseconds: float) -> str:
     """Write a duration in seconds if at least one second, else in milliseconds."""
     return f"{milliseconds / 1e3:.1f} s" if milliseconds >= 1e3 else f"{milliseconds:.1f} ms"
+
+
+def show(value: Json, depth: int = 0) -> str:
+    """Write a JSON value of a step in readable form: `yes`, `1.2e-06`, `(a 1, b 2)`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, dict | list) and depth > _MAX_DEPTH:
+        return "…"
+    if isinstance(value, dict):
+        return f"({', '.join(f'{key} {show(item, depth + 1)}' for key, item in value.items())})"
+    if isinstance(value, list):
+        return f"[{', '.join(show(item, depth + 1) for item in value)}]"
+    return shorten("-" if value is None else str(value))
+
+
+def verification_figures(recorded: Mapping[str, Json]) -> dict[str, str]:
+    """Return the recorded figures of a verification by their labels."""
+    found = {key: value for key in VERIFICATION_LABELS if (value := recorded.get(key)) is not None}
+    figures = {VERIFICATION_LABELS[key]: show(value) for key, value in found.items()}
+    if isinstance(cosine := found.get("cosine_min"), float):
+        figures[VERIFICATION_LABELS["cosine_min"]] = f"{cosine:.8f}"
+    if "atol" in found:
+        atol, rtol, required = (_bound(recorded.get(key)) for key in ("atol", "rtol", "cosine_required"))
+        figures[VERIFICATION_LABELS["atol"]] = f"{atol} + {rtol} x largest value, cosine {required}"
+    return figures
+
+
+def _bound(value: Json) -> str:
+    """Write a tolerance with all digits: a cosine of 0.99999 is not 1."""
+    return f"{value:g}" if isinstance(value, float) else show(value)
 
 
 def _printable_block(block: Block) -> Block:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_shape, format_tensor
+from onnxtool.cli.render import (
+    VERIFICATION_LABELS,
+    Block,
+    Facts,
+    Heading,
+    Note,
+    Table,
+    format_bytes,
+    format_shape,
+    format_tensor,
+    show,
+    verification_figures,
+)
 from onnxtool.errors import shorten
 from onnxtool.model_file.metadata import (
     COMPILED_KEY,
@@ -23,21 +35,8 @@ from onnxtool.summary.figures import Difference, Edges, MappingDelta, Stats, Sta
 ABSENT = "absent"
 _UNCHANGED, _CHANGED = "unchanged", "changed"
 _MAX_CELL_LENGTH = 160
-_MAX_DEPTH = 3
 _VERIFICATION = ("reference", "max_abs_error", "cosine_min", "cases")
-# The verification figures that a step records, worded as in the reports of export and optimize.
-_VERIFICATION_LABELS = {
-    "reference": "Verified against",
-    "verified_on": "Verified on",
-    "cases": "Cases",
-    "max_abs_error": "max_abs_error",
-    "cosine_min": "Lowest cosine",
-    "atol": "Allowed",
-    "mask_effect": "Moving the mask moves the outputs by",
-    "padding_effect": "Other ids in the padding move them by",
-    "batch_effect": "The rest of the batch moves a text by",
-}
-_VERIFICATION_KEYS = frozenset({*_VERIFICATION_LABELS, "verified", "rtol", "cosine_required", "error", "arithmetic"})
+_VERIFICATION_KEYS = frozenset({*VERIFICATION_LABELS, "verified", "rtol", "cosine_required", "error", "arithmetic"})
 _NUM_STEPS = 3  # only the last ones are shown side by side, to fit a phone; onnxtool's own files have two
 _NOT_RECORDED = "-"
 
@@ -228,23 +227,6 @@ def _recorded(step: Mapping[str, Json]) -> dict[str, str]:
     return figures
 
 
-def verification_figures(recorded: Mapping[str, Json]) -> dict[str, str]:
-    """Return the recorded figures of a verification by their labels."""
-    found = {key: value for key in _VERIFICATION_LABELS if (value := recorded.get(key)) is not None}
-    figures = {_VERIFICATION_LABELS[key]: show(value) for key, value in found.items()}
-    if isinstance(cosine := found.get("cosine_min"), float):
-        figures[_VERIFICATION_LABELS["cosine_min"]] = f"{cosine:.8f}"
-    if "atol" in found:
-        atol, rtol, required = (_bound(recorded.get(key)) for key in ("atol", "rtol", "cosine_required"))
-        figures[_VERIFICATION_LABELS["atol"]] = f"{atol} + {rtol} x largest value, cosine {required}"
-    return figures
-
-
-def _bound(value: Json) -> str:
-    """Write a tolerance with all digits: a cosine of 0.99999 is not 1."""
-    return f"{value:g}" if isinstance(value, float) else show(value)
-
-
 def last_verification(stats: Stats) -> str:
     """Write how the last step was verified; empty for files made by other tools."""
     if not stats.steps:
@@ -255,21 +237,6 @@ def last_verification(stats: Stats) -> str:
         return f"{name}, not verified"
     figures = ", ".join(f"{key} {show(step[key])}" for key in _VERIFICATION if step.get(key) is not None)
     return f"{name}, verified: {figures}"
-
-
-def show(value: Json, depth: int = 0) -> str:
-    """Write a JSON value of a step in readable form: `yes`, `1.2e-06`, `(a 1, b 2)`."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if isinstance(value, dict | list) and depth > _MAX_DEPTH:
-        return "…"
-    if isinstance(value, dict):
-        return f"({', '.join(f'{key} {show(item, depth + 1)}' for key, item in value.items())})"
-    if isinstance(value, list):
-        return f"[{', '.join(show(item, depth + 1) for item in value)}]"
-    return shorten("-" if value is None else str(value))
 
 
 MAX_ROWS = 40

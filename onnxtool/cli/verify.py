@@ -13,8 +13,7 @@ from onnxtool.agreement import VerifyOptions
 from onnxtool.cli.choices import CheckpointType, PathType
 from onnxtool.cli.options import Result, derived_options, result_options
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
-from onnxtool.cli.stats_blocks import verification_figures
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape, verification_figures
 from onnxtool.cli.streams import say
 from onnxtool.model_file.metadata import FIGURES
 from onnxtool.model_file.wire.structure import layer_of
