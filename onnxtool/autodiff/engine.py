@@ -17,7 +17,7 @@ from onnxtool.autodiff.expansion import check_prepared, expand_functions, known_
 from onnxtool.autodiff.rules import NON_DIFFERENTIABLE, RULES
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
 from onnxtool.autodiff.rules.tensor import add_up
-from onnxtool.errors import GradientError
+from onnxtool.errors import GradientError, some
 from onnxtool.graph.edit import reads
 from onnxtool.graph.shapes import infer_types
 from onnxtool.model_file.domains import settle_imports
@@ -287,7 +287,7 @@ def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: Flow) -> GradientErr
     return GradientError(
         f"no gradient for {'; '.join(lines)}",
         f"{'take the file from before it was optimized; or ' if fused else ''}"
-        f"freeze the parameters behind {'it' if len(nodes) == 1 else 'them'}: {', '.join(names)}; "
+        f"freeze the parameters behind {'it' if len(nodes) == 1 else 'them'}: {some(names)}; "
         "or add a rule in onnxtool/autodiff/rules/",
     )
 

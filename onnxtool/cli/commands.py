@@ -1,5 +1,12 @@
 """The names of all commands, with a one-line description of each."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+
+import click
+
 # Each lives in the module of the same name, which is imported only to run the command or show its help.
 COMMANDS = {
     "export": "Export a Hugging Face checkpoint to a verified ONNX file.",
@@ -30,3 +37,16 @@ RUNNABLE = tuple(f"{name} {inner}".strip() for name in COMMANDS for inner in SUB
 
 # The same by the names of configuration tables; a release has a file of its own.
 TABLES = {name.replace(" ", "_"): name for name in RUNNABLE if name not in ("release", "completion")}
+
+
+def require_command(context: click.Context, arguments: Sequence[str], names: Collection[str]) -> None:
+    """Refuse a first argument that names no command of a group, and suggest similar ones.
+
+    Raises:
+        UsageError: there is no such command.
+    """
+    if not arguments or arguments[0] in names or arguments[0].startswith("-"):
+        return
+    close = difflib.get_close_matches(arguments[0], names, n=1)
+    more = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(names)}."
+    context.fail(f"No such command {arguments[0]!r}. {more}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import click
 
 from onnxtool.cli.choices import LocationType
-from onnxtool.cli.commands import SUBCOMMANDS
+from onnxtool.cli.commands import SUBCOMMANDS, require_command
 from onnxtool.cli.options import derived_options, model_argument, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
@@ -28,6 +28,13 @@ class _OrderedGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_PURPOSES)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the requested command, or suggest similar ones."""
+        require_command(ctx, args, _PURPOSES)
+        return super().resolve_command(ctx, args)
 
 
 @click.group(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import logging
@@ -15,7 +14,7 @@ from typing import Any
 import click
 
 from onnxtool.cli.commands import COMMANDS as COMMANDS
-from onnxtool.cli.commands import RUNNABLE
+from onnxtool.cli.commands import RUNNABLE, require_command
 from onnxtool.cli.streams import drop_output, is_text, ready_streams
 from onnxtool.cli.streams import report_error as report_error
 from onnxtool.errors import OnnxtoolError, OptionError, first_line
@@ -25,6 +24,7 @@ from onnxtool.version import DISTRIBUTION, __version__, commit
 # With less, some libraries end the process while loading, or wait forever.
 _LEAST_MEMORY_MB = 256
 _NO_MEMORY = re.compile("[Cc]annot allocate|start new thread|bad_alloc")
+_EXTRA_ARGUMENTS = "Got unexpected extra argument"
 _UNDER_A_LIMIT = re.compile("failed to map segment|NULL|return without exc")  # bugs and other causes produce it too
 
 
@@ -44,10 +44,7 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the requested command, or suggest similar ones."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            more = f" Did you mean {close[0]!r}?" if close else f" There are {', '.join(COMMANDS)}."
-            ctx.fail(f"No such command {args[0]!r}.{more}")
+        require_command(ctx, args, COMMANDS)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -170,15 +167,20 @@ def _report_refusal(error: OnnxtoolError | click.ClickException, command: str) -
     """Report what onnxtool or click refuses, with the command whose help explains it; return the exit code."""
     usage = f"onnxtool {command}".strip()
     if isinstance(error, OptionError):
-        return report_error(f"{error.message}\n{error.hint}".strip(), f"see {usage} --help", 2)
+        return report_error(error.message, _joined(error.hint, f"see {usage} --help"), 2)
     if isinstance(error, OnnxtoolError):
         return report_error(error.message, error.hint, 1)
-    hint = ""
+    # A line that is not indented, as a mark under a gate is, begins the hint.
+    message, *hints = re.split(r"\n(?=\S)", error.format_message(), maxsplit=1)
     if isinstance(error, click.UsageError):
         # The option parser has no context.
         path = error.ctx.command_path if error.ctx is not None else usage
-        hint = f"{_ways_out(error)}see {path} --help"
-    return report_error(error.format_message(), hint, error.exit_code)
+        hints += [*_ways_out(error), f"see {path} --help"]
+    return report_error(message, _joined(*hints), error.exit_code)
+
+
+def _joined(*hints: str) -> str:
+    return "; ".join(hint.replace("\n", "; ") for hint in hints if hint)
 
 
 def _report_missing(error: Exception, allowed_mb: int | None) -> int | None:
@@ -224,25 +226,29 @@ def _place_of(error: OSError) -> str:
     return f"the system refuses a call of {module}.{frame.f_code.co_name}"
 
 
-def _ways_out(error: click.UsageError) -> str:
-    """Say how to pass a missing model, and which commands have an option that this one lacks."""
-    if not isinstance(error, click.NoSuchOption | click.MissingParameter):
-        return ""
+def _ways_out(error: click.UsageError) -> list[str]:
+    """Say how to pass a missing or extra argument, and which commands have an option that this one lacks."""
+    is_of_arguments = isinstance(error, click.MissingParameter) or error.message.startswith(_EXTRA_ARGUMENTS)
+    if not is_of_arguments and not isinstance(error, click.NoSuchOption):
+        return []
     name = error.option_name if isinstance(error, click.NoSuchOption) else ""
     ways = []
     if error.ctx is not None:
-        needs_one = any(isinstance(one, click.Argument) and one.required for one in error.ctx.command.params)
-        usage = error.ctx.command.collect_usage_pieces(error.ctx)
-        if needs_one or (isinstance(error, click.MissingParameter) and len(usage) > 1):
-            ways.append(f"write {' '.join([error.ctx.command_path, *usage])}; ")
+        command = error.ctx.command
+        needs_one = any(isinstance(parameter, click.Argument) and parameter.required for parameter in command.params)
+        usage = command.collect_usage_pieces(error.ctx)
+        if needs_one or (is_of_arguments and len(usage) > 1):
+            ways.append(f"write {' '.join([error.ctx.command_path, *usage])}")
+        elif is_of_arguments and command.epilog:
+            ways.append(f"write e.g. {command.epilog.rpartition('Example: ')[2]}")
     owners = [
         owner
         for owner in RUNNABLE
-        if name and any(name in (*one.opts, *one.secondary_opts) for one in find_command(owner).params)
+        if name and any(name in (*option.opts, *option.secondary_opts) for option in find_command(owner).params)
     ]
     if owners:
-        ways.append(f"{name} is an option of onnxtool {', '.join(owners)}; ")
-    return "".join(ways)
+        ways.append(f"{name} is an option of onnxtool {', '.join(owners)}")
+    return ways
 
 
 def _reader_is_gone() -> int:

@@ -99,7 +99,7 @@ def evaluation_blocks(report: EvaluationReport) -> list[Block]:
                 *([("Run", report.run_path)] if report.run_path else []),
             ]
         ),
-        Heading("Measures, with intervals of 95 % over queries"),
+        Heading("Measures, with 95% intervals over queries"),
         Table(
             ("measure", "mean", "from", "to"),
             [(name, f"{one.mean:.4f}", f"{one.low:.4f}", f"{one.high:.4f}") for name, one in report.measures.items()],
@@ -137,7 +137,7 @@ def _comparison(report: EvaluationReport, against: Comparison) -> list[Block]:
                 ("Top 10", f"{against.overlap_at_10:.2%} of the base's are found; {same}"),
             ]
         ),
-        Heading("Differences, with intervals of 95 % and a randomization test"),
+        Heading("Differences, with 95% intervals and a randomization test"),
         Table(columns, rows, frozenset(columns[1:])),
     ]
     if against.lost:

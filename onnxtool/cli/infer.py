@@ -289,7 +289,7 @@ def write_vector_file(options: InferOptions, output: Result) -> None:
         ids, vectors = encode_texts(options, dense=suffix == ".npy")
         write_vectors(staging.model_path, ids, vectors)
     if not output.quiet:
-        say(f"vectors of {len(ids)} inputs: {output.output}")
+        say(f"{len(ids)} {'vector' if len(ids) == 1 else 'vectors'}: {output.output}")
 
 
 def _stream(job: WriteJob, texts: Iterable[TextInput], output: Result) -> None:

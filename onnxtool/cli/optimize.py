@@ -120,8 +120,14 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
     blocks += [
         *([Heading("Optimization")] if stats else []),
         Facts(facts),
-        Heading(f"Passes that changed the graph ({unchanged} others found nothing to do)"),
-        Table(("pass", "changes", "time"), rows, frozenset({"changes", "time"})),
+        *(
+            [
+                Heading(f"Passes that changed the graph ({unchanged} others found nothing to do)"),
+                Table(("pass", "changes", "time"), rows, frozenset({"changes", "time"})),
+            ]
+            if rows
+            else [Note(f"none of {unchanged} passes found anything to change")]
+        ),
         *(Note(f"{result.name}: {result.note}") for result in report.passes if result.note),
         *(_unfused(count) for count in report.fusions if count.expected is not None and count.found < count.expected),
         *_vocabulary(report.vocabulary),

@@ -294,7 +294,7 @@ def shown_options(formats: Sequence[str], more: str = "") -> Callable[[Command],
             if log_level or verbose:
                 set_up_logging(context, log_level, verbose)
             if context.info_name != "env" and (wrong := unknown_variables(context)):  # which lists them
-                raise click.UsageError("\n".join(wrong), context)
+                raise click.UsageError("; ".join(wrong), context)
             _protect_inputs(context)
             return command(*arguments, **values)
 

@@ -110,7 +110,7 @@ def emit_plan(plan: WritePlan, format_name: str) -> None:
     rows = [(file.path, file.change) for file in plan.files]
     blocks: list[Block] = [
         Heading(f"onnxtool {plan.command} would write"),
-        Table(("file", "which is"), rows) if rows else Facts([("files", "none; the result is printed")]),
+        Table(("file", "change"), rows) if rows else Facts([("files", "none; the result is printed")]),
         *map(Note, plan.notes),
         Note("nothing was written"),
     ]

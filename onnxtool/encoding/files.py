@@ -275,7 +275,7 @@ class RangeReader(io.RawIOBase):
         return len(content)
 
 
-START_AGAIN = "pass another --output, or start again with --force, which infer and encode run have"
+START_AGAIN = "pass another --output, or start again with --force (of infer and encode run)"
 _READ_BYTES = 1 << 20
 _YOUNG_S = 60.0  # a newly created temporary folder may not have its lock yet
 # Files of tokenizers, configurations and pooling modules; weights in other formats are not needed.

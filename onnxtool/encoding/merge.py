@@ -308,7 +308,9 @@ def _no_texts(run: Run, rejects: Sequence[Reject], folder: OutputFolder) -> Inpu
         return InputError(f"{first} has no texts", "put one on each line")
     reasons = Counter(reject.kind for reject in rejects)
     first_of = {reject.kind: reject.reason for reject in reversed(rejects)}
-    counts = ", ".join(f"{first_of[kind]} ({count} lines)" for kind, count in reasons.most_common(3))
+    counts = ", ".join(
+        f"{first_of[kind]} ({count} {'line' if count == 1 else 'lines'})" for kind, count in reasons.most_common(3)
+    )
     return InputError(
         f"no line of {first} gave a text: {counts}", f"{folder.rejects_path} says why for each line; see {FIELDS_PAGE}"
     )

@@ -33,8 +33,8 @@ from onnxtool.runtime.machine import peak_rss_bytes
 from onnxtool.runtime.providers import resolve_provider
 
 _KEPT = (
-    "what an earlier run encoded is kept, because the collection's files have the sizes that they had; for texts that "
-    f"were edited within these, {START_AGAIN}"
+    "the vectors of an earlier run are reused, because the collection's files still have the same sizes; for texts "
+    f"that were edited without changing the size, {START_AGAIN}"
 )
 _REPEATS = 2
 """In a store that cannot replace a file atomically, the same command elsewhere may see half a record and drop it."""

@@ -15,9 +15,19 @@ from typing import Any, NoReturn
 import numpy as np
 
 from onnxtool.encoding.reading import Shard
-from onnxtool.errors import CheckpointError, InputError, imported
+from onnxtool.errors import CheckpointError, InputError, first_line, imported
 from onnxtool.evaluation.collection import Collection, read_documents
-from onnxtool.evaluation.options import COSINE, DENSE, DOT, LATE_INTERACTION, MAXSIM, RERANKER, SPARSE, EvaluateOptions
+from onnxtool.evaluation.options import (
+    BM25,
+    COSINE,
+    DENSE,
+    DOT,
+    LATE_INTERACTION,
+    MAXSIM,
+    RERANKER,
+    SPARSE,
+    EvaluateOptions,
+)
 from onnxtool.evaluation.systems import Reranking, System, VectorSystem, grouped
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.progress import Stage, tell
@@ -90,8 +100,8 @@ def load_encoder(name: str, kind: str, device: str = "cpu") -> Any:
                 "file, which onnxtool export --allow_pickle makes",
             ) from error
         raise CheckpointError(
-            f"sentence-transformers cannot load {name} as a {_CLASSES[kind]}: {type(error).__name__}: {error}",
-            "pass the folder of the checkpoint, or an ONNX file",
+            f"sentence-transformers cannot load {name} as a {_CLASSES[kind]}: {first_line(error)}",
+            f"pass the folder of a checkpoint, an ONNX file, or {BM25}",
         ) from error
     return model
 

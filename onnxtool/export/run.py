@@ -247,7 +247,7 @@ def _plan_files(request: Request) -> WritePlan:
     sidecars = (PlannedFile(str(paths.files / name), change[name]) for name in found)
     notes = [f"other files that a tokenizer of {checkpoint.architecture} needs are also written"]
     if source.locate(TOKENIZER_NAME) is not None:
-        notes.append(f"{TOKENIZER_NAME} becomes another one where transformers reads other tokens by all its files")
+        notes.append(f"{TOKENIZER_NAME} is rewritten if transformers overrides it by the checkpoint's other files")
     if not target.takes_any_graph:
         notes.append(f"{target.title} gets additional files, and may refuse the model once it is loaded")
     if not source.is_static and sum(file.stat().st_size for file in checkpoint.weight_files) > MAX_INLINE_BYTES:

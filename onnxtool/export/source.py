@@ -335,7 +335,7 @@ class Source(ModuleFiles):
         if not self.is_local and self.local_only and isinstance(error, OSError):
             return CheckpointError(
                 f"cannot reach the hub for {self.model_name}: it is not a folder here, and not in the hub's cache",
-                "check the path; without a network, pass a folder: --model_name path/to/checkpoint",
+                "check the path; without a network, pass the folder of a checkpoint",
             )
         if isinstance(error, OSError) and error.errno == errno.ELOOP:
             return CheckpointError(f"cannot read {error.filename}: {error.strerror}", COPY_LINKED)

@@ -396,9 +396,7 @@ def _notes(model: TextModel, asked: AnswerOptions, counts: Counts) -> list[str]:
         most = f"windows of at most {limit.tokens} tokens ({limit.source})"
         notes.append(f"{counts.parted} of {total} texts were read in {most}")
     if counts.empty:
-        notes.append(
-            f"{counts.empty} of {total} texts are empty; what is said of them is of the tokens that frame a text"
-        )
+        notes.append(f"{counts.empty} of {total} texts are empty; their results come from the special tokens alone")
     if counts.padded and not model.batch_rules.has_mask:
         notes.append(
             f"{counts.padded} of {counts.windows} texts are padded to {model.batch_rules.sequence_length} tokens, and "

@@ -55,6 +55,7 @@ from onnxtool.optimize.speed import compare_speed
 from onnxtool.optimize.verification import FaultyPassError, Original, Reference, Verifier, verification_feeds
 from onnxtool.options import checked
 from onnxtool.progress import tell
+from onnxtool.reading import STDIN
 from onnxtool.reports import Json, WritePlan, planned_files
 from onnxtool.runtime.adapters import copy_adapters, with_each_adapter
 from onnxtool.runtime.comparison import failure
@@ -121,8 +122,6 @@ def plan_optimization(options: OptimizeOptions) -> WritePlan:
         OnnxtoolError: as for `optimize_model`, if detectable by then.
     """
     source, output = _checked(options)
-    if options.calibration is not None:
-        next(iterate_texts(options.calibration))
     notes = ("weights of more than 1.9 GB go to a file of their own beside it",)
     if options.compiled:
         notes = (f"what {options.target.place} compiles goes to a file of its own beside each",)
@@ -167,6 +166,8 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
         input_cases(source, given=options.given)
     if options.keep_float32:
         require_matches(load_model(source.path), options.keep_float32)
+    if options.calibration not in (None, STDIN):  # stdin can be read once
+        next(iterate_texts(options.calibration))
     return source, follow_link(output)
 
 

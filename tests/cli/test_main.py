@@ -102,13 +102,26 @@ def test_a_command_without_pytorch_says_how_to_install_it(monkeypatch: pytest.Mo
             "write onnxtool stats [OPTIONS] MODEL [BASE]; --stats is an option of onnxtool export",
         ),
         ("export --crown", "see onnxtool export --help"),
+        ("release notes.toml", "write e.g. onnxtool release --config release.toml; see onnxtool release --help"),
+        ("encode status vectors", "write e.g. onnxtool encode status --output vectors/; see"),
+        ("encode small-model.onnx", "see onnxtool encode --help"),
+        (
+            "optimize m.onnx --sizes 1by2",
+            "write --sizes 1x32,8x128, or NAME=VALUE,NAME=VALUE; see onnxtool ",
+        ),
     ],
 )
-def test_an_option_that_a_command_lacks_says_where_it_belongs(arguments: str, hint: str) -> None:
-    """To other commands, to none, or to a command that takes a file without an option."""
+def test_a_usage_error_is_one_line_with_the_way_out_in_the_hint(arguments: str, hint: str) -> None:
+    """Options of other commands or of none, arguments where a command takes none, and values of the wrong form."""
     done = run_onnxtool(Path(), *arguments.split())
     assert done.returncode == 2
     assert f"\nhint: {hint}" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_an_unknown_subcommand_is_quoted_as_it_was_typed() -> None:
+    done = run_onnxtool(Path(), "encode", "small-model.onnx")
+    assert done.stderr.startswith("error: No such command 'small-model.onnx'. There are run, part, merge, status.\n")
 
 
 @pytest.mark.usefixtures("workers_here")

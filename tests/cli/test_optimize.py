@@ -161,6 +161,25 @@ def test_what_does_not_go_together_is_refused(exported: Path, arguments: list[st
     assert not exported.with_name("splade-optimized.onnx").exists()
 
 
+@pytest.mark.parametrize(("content", "message"), [(b"", "has no texts"), (b"caf\xe9\n", "is not UTF-8")])
+def test_calibration_texts_are_read_before_the_model_runs(exported: Path, content: bytes, message: str) -> None:
+    """A mistake in them takes no minutes of conversion to find."""
+    texts = exported.with_name("texts.txt")
+    texts.write_bytes(content)
+    done = run_onnxtool(Path(), "optimize", exported, "--precision", "int8", "--calibration", texts)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "running" not in done.stderr
+
+
+def test_a_file_without_anything_to_change_has_no_empty_table(exported: Path) -> None:
+    """A note says instead that the passes found nothing."""
+    once = optimize_model(OptimizeOptions(exported, verify=False, timing=False)).output
+    done = run_onnxtool(Path(), "optimize", once, "--no_verify", "--no_timing", "--quiet")
+    assert "note: none of " in done.stdout
+    assert "pass  changes" not in done.stdout
+
+
 @pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x07\x3a\xff\xff\x03"])
 def test_a_file_that_is_no_model_is_an_error_of_one_line(tmp_path: Path, content: bytes) -> None:
     """Empty, of another format, cut off."""

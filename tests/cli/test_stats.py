@@ -240,7 +240,7 @@ def test_the_license_is_in_every_format(folder: Path) -> None:
         (["missing.onnx"], 1, "no such model file: missing.onnx"),
         (["model.onnx", "missing.onnx"], 1, "no such model file: missing.onnx"),
         (["text.onnx"], 1, "text.onnx is not a complete ONNX model"),
-        (["."], 1, ". is a folder\nhint: pass base.onnx"),
+        (["."], 1, ". is a folder\nhint: pass one of its files: base.onnx, "),
         (["checkpoint"], 1, "checkpoint is a folder\nhint: export it first, if it is a checkpoint"),
         (["model.onnx", "--output", "model.onnx"], 1, "model.onnx is an input of this command"),
         ([], 2, "Missing argument 'MODEL'"),

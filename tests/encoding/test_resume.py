@@ -97,7 +97,7 @@ def test_a_finished_run_is_read_again_and_nothing_is_encoded(tmp_path: Path) -> 
     first = encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     again = encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     assert (again.num_texts, again.num_encoded, again.resumed) == (100, 0, True)
-    assert "have the sizes that they had" in again.notes[-1]
+    assert "still have the same sizes" in again.notes[-1]
     assert not first.notes
     assert (again.num_tokens, again.padding_share) == (first.num_tokens, first.padding_share)
 

@@ -272,9 +272,14 @@ def test_sentence_transformers_opens_the_names_that_its_own_functions_give(works
 @pytest.mark.parametrize(
     ("target", "name", "precisions", "message"),
     [
-        ("transformers.js", "tiny-encoder", "bf16", "opens files in fp32, fp16, int8, uint8, int4, int4_fp16"),
-        ("chroma", "tiny-encoder", "int8", "it opens one file"),
-        ("plain", "tiny-encoder", "int8", "onnxtool has no name for a file in 'int8'"),
+        (
+            "transformers.js",
+            "tiny-encoder",
+            "bf16",
+            "opens no file in 'bf16' .*, but in fp32, fp16, int8, uint8, int4, int4_fp16",
+        ),
+        ("chroma", "tiny-encoder", "int8", "opens no file in 'int8' .*: it opens a single file"),
+        ("plain", "tiny-encoder", "int8", "onnxtool opens no file in 'int8' "),
         ("fastembed", "tiny-splade", "int8", "fastembed opens model.onnx alone for sparse encoders"),
     ],
 )

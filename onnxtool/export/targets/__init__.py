@@ -153,11 +153,11 @@ class Target:
         """
         found = tuple(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
         if wrong := [name for name in found if name not in self.variants]:
-            opened = f"it opens files in {', '.join(self.variants)}" if self.variants else "it opens one file"
+            opened = f", but in {', '.join(self.variants)}" if self.variants else ": it opens a single file"
             bits = re.findall(r"\d+", wrong[0])[:1]
             alike = [name for name in self.variants if re.findall(r"\d+", name)[:1] == bits]
             raise TargetError(
-                f"{self.title} has no name for a file in {wrong[0]!r} (--precisions): {opened}",
+                f"{self.title} opens no file in {wrong[0]!r} (--precisions){opened}",
                 f"pass {' or '.join(alike)}"
                 if bits and alike
                 else "leave it out, or run `onnxtool optimize` on the file",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from onnxtool.errors import ModelFileError
+from onnxtool.errors import ModelFileError, some
 
 VARINT, BYTES, FIXED32 = 0, 2, 5
 _FIXED64 = 1
@@ -112,8 +112,10 @@ def opened(path: Path) -> Iterator[Data]:
     except FileNotFoundError:
         raise ModelFileError(f"no such model file: {path}", "check the path") from None
     except IsADirectoryError:
-        found = next(iter([*sorted(path.glob("*.onnx")), *sorted(path.glob("*/*.onnx"))]), None)
-        hint = "export it first, if it is a checkpoint: no .onnx file is in it" if found is None else f"pass {found}"
+        files = [*sorted(path.glob("*.onnx")), *sorted(path.glob("*/*.onnx"))]
+        hint = "export it first, if it is a checkpoint: no .onnx file is in it"
+        if files:
+            hint = f"pass {'one of its files: ' if len(files) > 1 else ''}{some(list(map(str, files)))}"
         raise ModelFileError(f"{path} is a folder", hint) from None
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
