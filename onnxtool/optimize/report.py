@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnxtool.reports import short_repr
+from onnxtool.reports import Json, short_repr
 from onnxtool.runtime.sizes import SizeResult
 from onnxtool.summary.figures import Stats
 from onnxtool.verification import Verification
@@ -156,6 +156,15 @@ class Quantization:
     def has_small_pairs(self) -> bool:
         """Whether the products in the file never saturate, on any CPU."""
         return self.arithmetic.get("saturating") is not None
+
+    @property
+    def recorded(self) -> dict[str, Json]:
+        """Its error and tokens, as the file's record of the step has them."""
+        figures: dict[str, Json] = {"error": self.error, "arithmetic": dict(self.arithmetic)}
+        if self.tokens is not None:
+            names = ("num_prompts", "num_steps", "num_equal", "num_undecided")
+            figures["tokens"] = {name: getattr(self.tokens, name) for name in names}
+        return figures
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from onnxtool.optimize.report import (
     Candidate,
     FusionCount,
     GreedyTokens,
+    KeptNode,
     OptimizeReport,
     PassResult,
     Quantization,
@@ -76,7 +77,7 @@ from onnxtool.runtime.providers import (
     runtime_version,
 )
 from onnxtool.runtime.session import SAME, open_alike, proof_of, prove_elsewhere, require_loadable
-from onnxtool.runtime.sizes import SizeResult, read_sizes, set_files
+from onnxtool.runtime.sizes import read_sizes, set_files
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import FUSED_OPERATORS, summarize_file
 from onnxtool.summary.figures import Stats
@@ -204,52 +205,71 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
             reference = Original(source, original, options.target, before.ops, disabled, turns, options.given).run()
             stopwatch.lap("verify")
         feeds = verification_feeds(source, options.given) if options.precision != "fp32" else []
-        feeds = [*with_each_adapter(source, feeds)]
+        if source.adapters:
+            feeds = [*with_each_adapter(source, feeds)]
         finishing = FINISHING[options.target.name]
         conversion = Conversion(options, source, feeds, staging.folder, context, finishing, disabled)
         run = _Run(options, source, before, attentions, staging, reference, stopwatch, judge)
         del model, pruned
         result, report = run.write_with_right_passes(passes, conversion)
-        if output.parent.resolve() != source.path.parent.resolve():
+        if source.adapters and output.parent.resolve() != source.path.parent.resolve():
             copy_adapters(source, staging.folder)
         target = ExecutionProvider.parse(report.provider) if options.provider == AUTO else options.target
         target = replace(target, precision=BF16 if report.precision == BF16 else FP32)
         speed, not_timed = _speed(options, target, source, result)
         stopwatch.lap("timing")
-        left_out = [result.name for result in report.passes if result.left_out]
-        result.stamp(
-            step_entry(
-                "optimize",
-                report.verification,
-                previous=source.steps,
-                provider=report.provider,
-                precision=report.precision,
-                versions=f"onnxtool {__version__}, onnxruntime {runtime_version()}",
-                **({} if target.row.is_reference else proof_of(result.path, target)),
-                passes={result.name: result.num_changes for result in report.passes if not result.left_out},
-                **({"left_out": list[Json](left_out)} if left_out else {}),
-                **_error_figures(report.quantization),
-                **({"kept_float32": dict[str, Json](report.num_kept)} if named else {}),
-            )
-        )
-        sizes: tuple[SizeResult, ...] = ()
-        if options.sizes:
-            from onnxtool.runtime.made_files import write_sizes
-
-            place, all_sizes = target if options.verify else None, read_sizes(options.sizes, result)
-            result, sizes = write_sizes(result, staging, all_sizes, place, compiles=options.compiled)
-            stopwatch.lap("sizes")
-        elif options.compiled:
-            from onnxtool.runtime.made_files import compile_file
-
-            locations = result.external_locations
-            result, note = compile_file(result, target)
-            report = replace(report, notes=(*report.notes, note))
-            for location in locations:  # the compiled part has the weights
-                result.path.with_name(location).unlink()
-            stopwatch.lap("compile")
+        _stamp(result, report, source, target)
+        result, report = _fit(result, report, target, staging, options, stopwatch)
         after = summarize_file(result)._replace(path=str(output))
-    return replace(report, after=after, duration_ms=stopwatch.laps_ms, speed=speed, not_timed=not_timed, sizes=sizes)
+    return replace(report, after=after, duration_ms=stopwatch.laps_ms, speed=speed, not_timed=not_timed)
+
+
+def _stamp(result: ModelFile, report: OptimizeReport, source: ModelFile, target: ExecutionProvider) -> None:
+    """Record in the result what was done to the source."""
+    left_out = [one.name for one in report.passes if one.left_out]
+    result.stamp(
+        step_entry(
+            "optimize",
+            report.verification,
+            previous=source.steps,
+            provider=report.provider,
+            precision=report.precision,
+            versions=f"onnxtool {__version__}, onnxruntime {runtime_version()}",
+            **({} if target.row.is_reference else proof_of(result.path, target)),
+            passes={one.name: one.num_changes for one in report.passes if not one.left_out},
+            **({"left_out": list[Json](left_out)} if left_out else {}),
+            **({} if report.quantization is None else report.quantization.recorded),
+            **({"kept_float32": dict[str, Json](report.num_kept)} if report.kept_float32 else {}),
+        )
+    )
+
+
+def _fit(
+    result: ModelFile,
+    report: OptimizeReport,
+    target: ExecutionProvider,
+    staging: Staging,
+    options: OptimizeOptions,
+    stopwatch: Stopwatch,
+) -> tuple[ModelFile, OptimizeReport]:
+    """Write the result for fixed sizes, or compile it, if requested; return it and its report."""
+    if options.sizes:
+        from onnxtool.runtime.made_files import write_sizes
+
+        place, all_sizes = target if options.verify else None, read_sizes(options.sizes, result)
+        result, sizes = write_sizes(result, staging, all_sizes, place, compiles=options.compiled)
+        report = replace(report, sizes=sizes)
+        stopwatch.lap("sizes")
+    elif options.compiled:
+        from onnxtool.runtime.made_files import compile_file
+
+        locations = result.external_locations
+        result, note = compile_file(result, target)
+        report = replace(report, notes=(*report.notes, note))
+        for location in locations:  # the compiled part has the weights
+            result.path.with_name(location).unlink()
+        stopwatch.lap("compile")
+    return result, report
 
 
 def _require_provider(options: OptimizeOptions) -> None:
@@ -356,25 +376,8 @@ class _Run:
         if converted.precision != "fp32" or candidates:
             self.stopwatch.lap("precision")
         tell(f"writing {self.staging.output}")
-        if pruned is not None:
-            pruned.put_back(converted.model)
-        is_set = options.sizes and set_files(self.staging.output, options.sizes)
-        most = NONE_INLINE if is_set else MAX_INLINE_BYTES
-        result = ModelFile.open(save_model(converted.model, self.staging, max_inline_bytes=most))
-        if converted.precision != FP32:
-            require_weights(model, converted.model, result.path)
-        precision, quantization = converted.precision, converted.quantization
-        if quantization is not None:
-            quantization = count_written(quantization, result.path)
-            if quantization.has_small_pairs:
-                require_small_pairs(result.path)
-        kept = read_kept(converted.model, result.path, options.keep_float32) if options.keep_float32 else ()
-        # onnxruntime lacks float16 CPU kernels for some operators, and crashes on its replacements.
-        if precision == "fp16" and (signal := death_on(result)):
-            raise PassError(
-                f"onnxruntime {runtime_version()} dies on the result in fp16 ({signal})",
-                "no file was written; leave --precision out",
-            )
+        result, quantization, kept = self._save(model, converted, pruned)
+        precision = converted.precision
         del model, converted
         gc.collect()  # a graph has reference cycles, and would keep its weights while two sessions load theirs
         release_freed_memory()
@@ -389,17 +392,12 @@ class _Run:
         if verification is not None and precision in ("fp16", INT4_FP16):
             require_range(result.path, conversion.feeds, conversion.folder)
         ranking = None
-        # Pruned vectors have different neighbours for that reason too.
-        if options.verify and quantization is not None and pruned is None:
-            tell("comparing neighbours")
-            ranking = measure_ranking(self.source, result, self.source)
-            self.stopwatch.lap("ranking")
-        if quantization is not None and self.reference is not None and not target.row.is_reference:
-            error = _error_on_provider(result, self.source, target, conversion)
-            quantization = replace(quantization, error=error)
-        if quantization is not None and quantization.tokens is not None and options.verify:
-            quantization = replace(quantization, tokens=_tokens_of(result, target, conversion))
-            self.stopwatch.lap("tokens")
+        if quantization is not None:
+            if options.verify and pruned is None:  # pruned vectors have different neighbours for that reason too
+                tell("comparing neighbours")
+                ranking = measure_ranking(self.source, result, self.source)
+                self.stopwatch.lap("ranking")
+            quantization = self._measure(result, quantization, target, conversion)
         report = OptimizeReport(
             output=str(self.staging.output),
             provider=target.place,
@@ -417,6 +415,54 @@ class _Run:
             kept_float32=kept,
         )
         return result, report
+
+    def _save(
+        self, model: ir.Model, converted: Converted, pruned: PrunedOutput | None
+    ) -> tuple[ModelFile, Quantization | None, tuple[KeptNode, ...]]:
+        """Write the converted `model` to the staged file, and check what was written.
+
+        Returns:
+            The file, with its quantization and the nodes kept in float32, as written.
+
+        Raises:
+            PassError: weights are lost, a pattern keeps nothing, or onnxruntime dies on the file.
+        """
+        options, quantization = self.options, converted.quantization
+        if pruned is not None:
+            pruned.put_back(converted.model)
+        is_set = options.sizes and set_files(self.staging.output, options.sizes)
+        most = NONE_INLINE if is_set else MAX_INLINE_BYTES
+        result = ModelFile.open(save_model(converted.model, self.staging, max_inline_bytes=most))
+        if converted.precision != FP32:
+            require_weights(model, converted.model, result.path)
+        if quantization is not None:
+            quantization = count_written(quantization, result.path)
+            if quantization.has_small_pairs:
+                require_small_pairs(result.path)
+        kept = read_kept(converted.model, result.path, options.keep_float32) if options.keep_float32 else ()
+        # onnxruntime lacks float16 CPU kernels for some operators, and crashes on its replacements.
+        if converted.precision == "fp16" and (signal := death_on(result)):
+            raise PassError(
+                f"onnxruntime {runtime_version()} dies on the result in fp16 ({signal})",
+                "no file was written; leave --precision out",
+            )
+        return result, quantization, kept
+
+    def _measure(
+        self, result: ModelFile, quantization: Quantization, target: ExecutionProvider, conversion: Conversion
+    ) -> Quantization:
+        """Return the error and the greedy tokens of a quantized result where it is to run.
+
+        Raises:
+            PassError: the error is above its bound there, or too few tokens are shared.
+        """
+        if self.reference is not None and not target.row.is_reference:
+            error = _error_on_provider(result, self.source, target, conversion)
+            quantization = replace(quantization, error=error)
+        if quantization.tokens is not None and self.options.verify:
+            quantization = replace(quantization, tokens=_tokens_of(result, target, conversion))
+            self.stopwatch.lap("tokens")
+        return quantization
 
     def _verify(
         self,
@@ -514,19 +560,6 @@ def _tokens_of(result: ModelFile, target: ExecutionProvider, conversion: Convers
     found = promise.count_steps(session)
     promise.require(found, conversion.options.precision)
     return found
-
-
-def _error_figures(quantization: Quantization | None) -> dict[str, Json]:
-    """Return the error of a quantized file for its record, as in the report."""
-    if quantization is None:
-        return {}
-    tokens = quantization.tokens
-    figures = () if tokens is None else ("num_prompts", "num_steps", "num_equal", "num_undecided")
-    return {
-        "error": quantization.error,
-        "arithmetic": dict(quantization.arithmetic),
-        **({"tokens": {name: getattr(tokens, name) for name in figures}} if figures else {}),
-    }
 
 
 def _disabled_optimizers(options: OptimizeOptions, before: Stats) -> tuple[str, ...]:
