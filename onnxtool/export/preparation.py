@@ -364,7 +364,8 @@ def prepare(request: Request) -> Job:
     plan = _plan_with_cache(subject) if checkpoint.task in _WITH_CACHE else _plan_single_call(subject)
     _refuse_unused(subject, plan)
     if text is not None:
-        _check_chat_template(subject, plan)
+        if request.source.sentence_modules.takes_messages(plan.task):
+            _check_chat_template(subject, plan)
     elif request.source.locate(TOKENIZER_NAME) is not None:  # for generated text, or for pages
         tokenizer = checkpoint.load_tokenizer()
     stopwatch.lap("load")
