@@ -249,7 +249,7 @@ ELSEWHERE = {
         "encoding/merge.py": {"ParquetFile"},
     },
     "made by this process or its child, or by a library for it": {
-        "checkpoint/tokenizer_trial.py": {"json.loads"},
+        "checkpoint/tokenizer_guard.py": {"json.loads"},
         "checkpoint/vocabulary.py": {"json.loads"},
         "export/targets/opensearch.py": {"open"},
         "guarded.py": {"json.loads", "read_text"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
@@ -185,3 +185,14 @@ def _to_float32(entry: dict[str, Any]) -> NDArray[np.float32]:
     else:
         array = np.frombuffer(data, {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype])
     return array.astype(np.float32).reshape(entry["shape"])
+
+
+def stated_token(name: str, *configs: Mapping[str, Json]) -> str | None:
+    """Return the token for a role from the first of `configs` that names one; None if none does."""
+    for config in configs:
+        value = config.get(name)
+        if isinstance(value, dict):  # an added token with its flags
+            value = value.get("content")
+        if isinstance(value, str):
+            return value
+    return None

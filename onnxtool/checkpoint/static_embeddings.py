@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.files import MODULE_WEIGHTS, CheckpointFiles
 from onnxtool.checkpoint.module_forms import require_known_keys
 from onnxtool.checkpoint.sentence_modules import StoredModule, is_number, positive, stays_inside
-from onnxtool.checkpoint.tokenizer_library import tokenizer_errors
-from onnxtool.checkpoint.tokenizer_trial import require_harmless
+from onnxtool.checkpoint.tokenizer_guard import require_harmless, tokenizer_errors
 from onnxtool.errors import OnnxtoolError
 
 _KEYS = frozenset(("frozen", "path"))

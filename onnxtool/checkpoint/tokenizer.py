@@ -13,17 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from onnxtool.checkpoint.files import stated_token
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import PLAIN, EncodedText, Limit, ReadOptions, Text, TokenOffsets, WholeText, bounded
 from onnxtool.checkpoint.module_forms import POOLING_MASK, behind_prompts
-from onnxtool.checkpoint.tokenizer_library import (
-    EffectiveTokenizer,
-    lower_case,
-    prefix_tokens,
-    stated_token,
-    tokenizer_errors,
-)
-from onnxtool.checkpoint.tokenizer_trial import require_harmless
+from onnxtool.checkpoint.tokenizer_guard import require_harmless, tokenizer_errors
+from onnxtool.checkpoint.tokenizer_library import EffectiveTokenizer, lower_case, prefix_tokens
 from onnxtool.errors import InputError, first_line
 from onnxtool.guarded import in_time
 from onnxtool.reading import read_text

@@ -1,4 +1,9 @@
-"""Try an untrusted tokenizer.json in a child process first if its rules could exhaust time or memory.
+"""Use the tokenizers library with files that may be damaged or malicious.
+
+The library raises bare Exception for any problem with a file. If its Rust code panics, because of a template without
+its tokens or a regular expression that gives up, it raises an error that is not an Exception.
+
+An untrusted tokenizer.json is tried in a child process first if its rules could exhaust time or memory.
 
 Most files have no such rule: WordPiece, BPE and Unigram with short pieces take time proportional to the text. Regular
 expressions, replacements and character tables come with the file, and the library does not limit their cost. Such a
@@ -13,9 +18,10 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from onnxtool.errors import OnnxtoolError
+from onnxtool.errors import OnnxtoolError, first_line
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild, attempt
 
 MAX_SECONDS = 5  # the child's CPU time, and as much again for each block of the file, in bytes
@@ -42,6 +48,38 @@ _SHORT_AFFIX = re.compile(_AFFIX.pattern + r'\s*(?:null|"[^"\\]{0,32}")')
 _LONG_PIECE = re.compile(r'\[\s*"(?:[^"\\]|\\.){257}')
 _WORD_LENGTH = re.compile(r'"max_input_chars_per_word"\s*:\s*(\d+)')
 _harmless: set[bytes] = set()
+_PANIC = "PanicException"  # pyo3's, which does not export it
+
+
+@contextmanager
+def tokenizer_errors(make: Callable[[str], OnnxtoolError]) -> Iterator[None]:
+    """Convert failures of the library in the block with `make`; other errors pass through."""
+    try:
+        with panics_as_exceptions():
+            yield
+    except Exception as error:
+        if type(error) is not Exception and type(error.__cause__).__name__ != _PANIC:  # Python's, such as a TypeError
+            raise
+        raise make(first_line(error)) from error
+
+
+@contextmanager
+def panics_as_exceptions() -> Iterator[None]:
+    """Convert Rust panics in the block to RuntimeError, for callers that handle other libraries' errors."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        raise RuntimeError(_reason_of_panic(error)) from error
+
+
+def _reason_of_panic(error: BaseException) -> str:
+    """Explain a panic of the library."""
+    text = first_line(error)
+    if "retry-limit" in text:
+        return "a regular expression in it takes too long for a text and was aborted"
+    return f"the tokenizers library fails on it: {text}"
 
 
 def is_plain(content: str) -> bool:
@@ -93,8 +131,6 @@ def try_tokenizer(content: str) -> None:
         ValueError: it makes texts or tokens too long.
     """
     from tokenizers import Tokenizer
-
-    from onnxtool.checkpoint.tokenizer_library import panics_as_exceptions
 
     with panics_as_exceptions():
         tokenizer = Tokenizer.from_str(content)

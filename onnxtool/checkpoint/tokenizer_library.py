@@ -1,7 +1,4 @@
-"""Call the tokenizers library as transformers does, with files that may be damaged or malicious.
-
-The library raises bare Exception for any problem with a file. If its Rust code panics, because of a template without
-its tokens or a regular expression that gives up, it raises an error that is not an Exception.
+"""Call the tokenizers library as transformers and other consumers do.
 
 transformers builds a tokenizer from tokenizer.json, tokenizer_config.json, special_tokens_map.json, added_tokens.json
 and its own class. If these disagree, tokenizer.json loses: `do_lower_case`, `strip_accents` and tokens added later are
@@ -10,53 +7,18 @@ settings of the trained model. Tested with transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxtool.checkpoint.files import stated_token
 from onnxtool.checkpoint.limits import Text
-from onnxtool.errors import OnnxtoolError, first_line
 from onnxtool.reading import read_text
 from onnxtool.reports import Json
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
-
-_PANIC = "PanicException"  # pyo3's, which does not export it
-
-
-@contextmanager
-def tokenizer_errors(make: Callable[[str], OnnxtoolError]) -> Iterator[None]:
-    """Convert failures of the library in the block with `make`; other errors pass through."""
-    try:
-        with panics_as_exceptions():
-            yield
-    except Exception as error:
-        if type(error) is not Exception and type(error.__cause__).__name__ != _PANIC:  # Python's, such as a TypeError
-            raise
-        raise make(first_line(error)) from error
-
-
-@contextmanager
-def panics_as_exceptions() -> Iterator[None]:
-    """Convert Rust panics in the block to RuntimeError, for callers that handle other libraries' errors."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != _PANIC:
-            raise
-        raise RuntimeError(_reason_of_panic(error)) from error
-
-
-def _reason_of_panic(error: BaseException) -> str:
-    """Explain a panic of the library."""
-    text = first_line(error)
-    if "retry-limit" in text:
-        return "a regular expression in it takes too long for a text and was aborted"
-    return f"the tokenizers library fails on it: {text}"
-
 
 # Token roles, as named in tokenizer_config.json.
 ROLES = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token", "unk_token", "mask_token")
@@ -119,17 +81,6 @@ class EffectiveTokenizer:
         sides = {name: config.get(name, "right") for name in _SIDES}
         found = {name: stated_token(name, config, special_tokens) for name in ROLES} | sides
         return {name: value for name, value in self.settings.items() if found[name] != value}
-
-
-def stated_token(name: str, *configs: Mapping[str, Json]) -> str | None:
-    """Return the token for a role from the first of `configs` that names one; None if none does."""
-    for config in configs:
-        value = config.get(name)
-        if isinstance(value, dict):  # an added token with its flags
-            value = value.get("content")
-        if isinstance(value, str):
-            return value
-    return None
 
 
 def lower_case(tokenizer: Tokenizer) -> None:

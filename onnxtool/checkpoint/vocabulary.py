@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.tokenizer_library import tokenizer_errors
+from onnxtool.checkpoint.tokenizer_guard import tokenizer_errors
 from onnxtool.errors import InputError, some
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")

@@ -27,12 +27,8 @@ from onnxtool.checkpoint.tasks import (
     find_task,
     recognize_task,
 )
-from onnxtool.checkpoint.tokenizer_library import (
-    lower_case,
-    panics_as_exceptions,
-    prefix_tokens,
-)
-from onnxtool.checkpoint.tokenizer_trial import require_harmless
+from onnxtool.checkpoint.tokenizer_guard import panics_as_exceptions, require_harmless
+from onnxtool.checkpoint.tokenizer_library import lower_case, prefix_tokens
 from onnxtool.errors import CheckpointError, ProviderError, first_line, some
 from onnxtool.export.adapters import TASKS as ADAPTER_TASKS
 from onnxtool.export.adapters import Adapter

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.sentence_modules import SPARSE_STATIC, STATIC, as_object, positive
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, read_vectors
-from onnxtool.checkpoint.tokenizer_library import panics_as_exceptions
+from onnxtool.checkpoint.tokenizer_guard import panics_as_exceptions
 from onnxtool.errors import CheckpointError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.source import Source

@@ -13,13 +13,8 @@ from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import Limit, Text
 from onnxtool.checkpoint.sentence_modules import STATIC
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.tokenizer_library import (
-    ROLES,
-    EffectiveTokenizer,
-    lower_case,
-    panics_as_exceptions,
-)
-from onnxtool.checkpoint.tokenizer_trial import require_harmless
+from onnxtool.checkpoint.tokenizer_guard import panics_as_exceptions, require_harmless
+from onnxtool.checkpoint.tokenizer_library import ROLES, EffectiveTokenizer, lower_case
 from onnxtool.errors import CheckpointError, InputError, OnnxtoolError, first_line, shorten
 from onnxtool.guarded import in_time
 from onnxtool.reading import read_bytes, read_text, require_small_settings

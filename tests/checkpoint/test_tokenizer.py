@@ -16,11 +16,11 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers
 
 from onnxtool.checkpoint import tokenizer as tokenizer_module
-from onnxtool.checkpoint import tokenizer_trial
+from onnxtool.checkpoint import tokenizer_guard
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import Limit, ReadOptions
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.tokenizer_trial import is_plain
+from onnxtool.checkpoint.tokenizer_guard import is_plain
 from onnxtool.errors import InputError
 from onnxtool.runtime import tokens as tokens_module
 from onnxtool.runtime.tokens import OwnTokenizer, open_tokenizer
@@ -228,7 +228,7 @@ def test_a_hostile_tokenizer_ends_in_an_error(
 ) -> None:
     """Panics of the library are no Exception, and its regular expressions give up: neither goes past us."""
     if reason.startswith("takes more than"):
-        monkeypatch.setattr(tokenizer_trial, "MAX_SECONDS", 1)
+        monkeypatch.setattr(tokenizer_guard, "MAX_SECONDS", 1)
     start = time.perf_counter()
     with pytest.raises(InputError) as raised:
         read(tmp_path, **changed)

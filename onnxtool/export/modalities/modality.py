@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.tokenizer_library import panics_as_exceptions
+from onnxtool.checkpoint.tokenizer_guard import panics_as_exceptions
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.source import reason
 from onnxtool.runtime.comparison import Case
