@@ -20,6 +20,7 @@ from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
     MODULES_NAME,
     ROUTER_NAME,
+    STATIC,
     SentenceModules,
     transformer_folder,
 )
@@ -242,6 +243,14 @@ class CheckpointFolder(ModuleFiles):
     padding: str = ""
     described: SentenceModules | None = field(default=None, repr=False)
     embedded: str = field(default="", repr=False)
+
+    @property
+    def has_settled_tokenizer(self) -> bool:
+        """Whether its tokenizer.json reads texts as transformers does, by its stamp or because nothing else does."""
+        path = self.locate(TOKENIZER_NAME)
+        if path is None or self.embedded or self.sentence_modules.kinds[:1] == (STATIC,):
+            return True  # static embeddings: sentence-transformers reads it as it is
+        return hashlib.sha256(read_bytes(path)).hexdigest() == self.tokenizer_sha256
 
     @cached_property
     def sentence_modules(self) -> SentenceModules:

@@ -33,7 +33,6 @@ from onnxtool.runtime.providers import Provider, Threads
 from onnxtool.runtime.session import open_session
 from onnxtool.runtime.signature import index_bounds
 from onnxtool.runtime.text_feeds import require_named_inputs
-from onnxtool.runtime.tokens import open_tokenizer
 
 
 @short_repr
@@ -130,7 +129,11 @@ def load(
     """
     model = ModelFile.open(model_path).with_adapter(adapter)
     folder = find_checkpoint_folder(model, model_name)
-    tokenizer = open_tokenizer(folder)
+    tokenizer = TextTokenizer(folder)
+    if not folder.has_settled_tokenizer:
+        from onnxtool.runtime.tokens import read_with_transformers
+
+        tokenizer = read_with_transformers(folder, tokenizer)
     task, reading = model.stated_task, None
     if not task or (description is not None and description.given):
         reading = Interpretation(model, folder, description or FileDescription())

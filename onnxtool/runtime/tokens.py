@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,13 +10,12 @@ from typing import Any
 
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import Limit, Text
-from onnxtool.checkpoint.sentence_modules import STATIC
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.tokenizer_guard import panics_as_exceptions, require_harmless
 from onnxtool.checkpoint.tokenizer_library import ROLES, EffectiveTokenizer, lower_case
 from onnxtool.errors import CheckpointError, InputError, OnnxtoolError, first_line, shorten
 from onnxtool.guarded import in_time
-from onnxtool.reading import read_bytes, read_text, require_small_settings
+from onnxtool.reading import read_text, require_small_settings
 from onnxtool.runtime.quiet import quiet
 
 # Return the ids of texts and pairs, cut to a number of tokens; None for no limit.
@@ -194,13 +192,20 @@ def open_tokenizer(folder: CheckpointFolder) -> TextTokenizer:
         InputError: the tokenizer cannot be read, or differs from transformers'.
     """
     tokenizer = TextTokenizer(folder)
-    path = folder.locate(TOKENIZER_NAME)
-    if (
-        path is None or folder.embedded or folder.sentence_modules.kinds[:1] == (STATIC,)
-    ):  # sentence-transformers reads it as it is
-        return tokenizer
-    if hashlib.sha256(read_bytes(path)).hexdigest() == folder.tokenizer_sha256:
-        return tokenizer
+    return tokenizer if folder.has_settled_tokenizer else read_with_transformers(folder, tokenizer)
+
+
+def read_with_transformers(folder: CheckpointFolder, tokenizer: TextTokenizer) -> TextTokenizer:
+    """Return the tokenizer with the rules that transformers reads from all files of the folder.
+
+    Args:
+        folder: a folder with a tokenizer.json.
+        tokenizer: the rules of that file alone, which are returned if no other file affects them.
+
+    Raises:
+        InputError: transformers cannot load the tokenizer, or reads other tokens.
+    """
+    path = folder.locate(TOKENIZER_NAME) or folder.path / TOKENIZER_NAME
     own = _ask_transformers(folder, path)
     if own is None:
         return tokenizer
