@@ -360,7 +360,7 @@ def _layer_cases(source: ModelFile, options: VerifyOptions) -> tuple[list[Case],
 
         texts = [text.contents for text in read_texts(options.texts)[:_MOST_LAYER_TEXTS]]
         feeds = text_feeds_of(source, texts)
-        return [Case(f"texts of {options.texts.name}", one, padding_mask(one)) for one in feeds], []
+        return [Case(f"texts of {options.texts.name}", feed, padding_mask(feed)) for feed in feeds], []
     cases = [case for case in accepted_cases(source, given=options.given) if not case.has_empty_rows]
     if options.given.samples:
         return cases, []

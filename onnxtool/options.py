@@ -200,16 +200,16 @@ class Options:
         check_fields(self)
 
 
-def check_fields(made: Any) -> None:
+def check_fields(record: Any) -> None:
     """Check the fields of a dataclass, and convert each to its type.
 
     Raises:
         OptionError: as of `Options`.
     """
-    owner: Any = type(made)
+    owner: Any = type(record)
     for name, hint in field_hints(owner).items():
-        if name in made.__dataclass_fields__:
-            object.__setattr__(made, name, check(name, getattr(made, name), hint))
+        if name in record.__dataclass_fields__:
+            object.__setattr__(record, name, check(name, getattr(record, name), hint))
 
 
 @functools.cache
@@ -493,10 +493,10 @@ def _called(kind: Any, *, many: bool = False) -> str:
     """Name a kind of value, with its article or in the plural."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated or origin in (UnionType, Union):
-        parts = args[:1] if origin is Annotated else [one for one in args if one is not NoneType]
+        parts = args[:1] if origin is Annotated else [argument for argument in args if argument is not NoneType]
         return " or ".join(dict.fromkeys(_called(one, many=many) for one in parts))
     if origin is tuple and args[-1] is not ...:
-        items = " and ".join(dict.fromkeys(_called(one, many=True) for one in args))
+        items = " and ".join(dict.fromkeys(_called(argument, many=True) for argument in args))
         return f"{'pairs' if many else 'a pair'} of {items}"
     if origin in _SEVERAL:
         return f"{'lists' if many else 'a list'} of {_called(args[0], many=True)}"
@@ -506,11 +506,11 @@ def _called(kind: Any, *, many: bool = False) -> str:
     return f"{name}s" if many else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
-def _refusal(value: Any, wanted: str) -> _RefusedError:
+def _refusal(value: Any, expected: str) -> _RefusedError:
     from reprlib import repr as shortened
 
     named = "" if isinstance(value, NoneType | bool | int | float | str | bytes) else f" ({type(value).__name__})"
-    return _RefusedError(f"{' '.join(shortened(value).split())}{named} is not {wanted}", is_of_value=False)
+    return _RefusedError(f"{' '.join(shortened(value).split())}{named} is not {expected}", is_of_value=False)
 
 
 _NAMES: dict[Any, tuple[str, str]] = {

@@ -25,15 +25,15 @@ def short_repr(owner: type[T]) -> type[T]:
     return owner
 
 
-def _written_shortly(made: Any) -> str:
-    fields = getattr(made, "__dataclass_fields__", None)
-    defaults = made._field_defaults if fields is None else {name: field.default for name, field in fields.items()}
-    given = ((name, getattr(made, name)) for name in (made._fields if fields is None else fields))
-    parts = [f"{name}={_brief(value)}" for name, value in given if not _is_default(value, defaults.get(name, made))]
+def _written_shortly(record: Any) -> str:
+    fields = getattr(record, "__dataclass_fields__", None)
+    defaults = record._field_defaults if fields is None else {name: field.default for name, field in fields.items()}
+    given = ((name, getattr(record, name)) for name in (record._fields if fields is None else fields))
+    parts = [f"{name}={_brief(value)}" for name, value in given if not _is_default(value, defaults.get(name, record))]
     text = ", ".join(parts)
     if len(text) > _MOST_SHOWN:
         text = f"{text[:_MOST_SHOWN].rpartition(', ')[0]}, …"
-    return f"{type(made).__name__}({text})"
+    return f"{type(record).__name__}({text})"
 
 
 def _is_default(value: Any, default: Any) -> bool:

@@ -166,7 +166,7 @@ def _expand(node: ir.Node, body: ir.Graph, graph: ir.Graph) -> None:
     taken = set(ir.convenience.create_value_mapping(graph, include_subgraphs=True)) - {value.name for value in replaced}
     nodes, inside = list(body), list(body.all_nodes())
     inner = [value for one in inside for value in one.outputs]
-    inner += [value for one in body.subgraphs() for value in one.inputs]
+    inner += [value for subgraph in body.subgraphs() for value in subgraph.inputs]
     outputs = {value.name: value for one in nodes for value in one.outputs}
     for value in inner:
         if value.name in taken:

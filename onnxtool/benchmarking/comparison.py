@@ -258,19 +258,19 @@ def compare_outputs(model: Runner, other: ComparedModel, workload: Workload) -> 
 
 
 def _with_heads(
-    own: Arrays, others: Arrays, mask: NDArray[np.bool_], folder: CheckpointFolder | None
+    model_outputs: Arrays, other_outputs: Arrays, mask: NDArray[np.bool_], folder: CheckpointFolder | None
 ) -> list[tuple[str, str, NDArray[Any]]]:
     """Apply an export's head, if known here, to PyTorch's outputs."""
-    if _EMBEDDING in own and _STATES in others and folder is not None:
+    if _EMBEDDING in model_outputs and _STATES in other_outputs and folder is not None:
         modules = read_pooling_modules(folder.sentence_modules, Pooling) or (Pooling(),)
-        vectors = compute(modules, others[_STATES], mask)
-        width = own[_EMBEDDING].shape[1]
+        vectors = compute(modules, other_outputs[_STATES], mask)
+        width = model_outputs[_EMBEDDING].shape[1]
         if width < vectors.shape[1]:  # exported with --dimensions
-            vectors = compute(truncated(modules, width), others[_STATES], mask)
+            vectors = compute(truncated(modules, width), other_outputs[_STATES], mask)
         return [(_EMBEDDING, f"{_STATES}, pooled", vectors)]
-    if _TERMS in own and _LOGITS in others:
+    if _TERMS in model_outputs and _LOGITS in other_outputs:
         terms = () if folder is None else read_pooling_modules(folder.sentence_modules, SpladePooling)
-        return [(_TERMS, f"{_LOGITS}, pooled", compute(terms or (SpladePooling(),), others[_LOGITS], mask))]
+        return [(_TERMS, f"{_LOGITS}, pooled", compute(terms or (SpladePooling(),), other_outputs[_LOGITS], mask))]
     return []
 
 

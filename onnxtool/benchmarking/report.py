@@ -328,14 +328,14 @@ def check_report(gates: Sequence[Gate], report: BenchmarkReport) -> Iterator[Gat
         yield _outcome(found, "", None)
 
 
-def _outcome(found: GateResult, shape: str, interval: tuple[float, float] | None) -> GateOutcome:
-    threshold = float(found.threshold)
+def _outcome(result: GateResult, shape: str, interval: tuple[float, float] | None) -> GateOutcome:
+    threshold = float(result.threshold)
     return GateOutcome(
-        found.gate.expression,
+        result.gate.expression,
         shape,
-        found.gate.figure,
-        met=found.met,
-        value=float(found.value),
+        result.gate.figure,
+        met=result.met,
+        value=float(result.value),
         threshold=threshold,
         interval=interval,
         decided=interval is None or not interval[0] <= threshold <= interval[1],

@@ -244,14 +244,14 @@ def fit_sizes(model: ModelFile, options: BenchmarkOptions) -> BenchmarkOptions:
 
 
 def _sizes(
-    model: ModelFile, option: str, fixed: int | None, asked: tuple[int, ...], usual: tuple[int, ...]
+    model: ModelFile, option: str, fixed: int | None, sizes: tuple[int, ...], usual: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Return the requested size, or the only possible one."""
-    if fixed is None or asked == (fixed,):
-        return asked
-    if asked != usual:
+    if fixed is None or sizes == (fixed,):
+        return sizes
+    if sizes != usual:
         raise InputError(
-            f"the inputs of {model.path} are fixed to {option} {fixed}; {', '.join(map(str, asked))} was asked for",
+            f"the inputs of {model.path} are fixed to {option} {fixed}; {', '.join(map(str, sizes))} was asked for",
             f"pass {option} {fixed}, or export the model with dynamic axes",
         )
     return (fixed,)

@@ -269,15 +269,15 @@ class EncodedText:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def keep(self, kept: Sequence[range], *, truncated: bool, first: int = 0) -> EncodedText:
-        """Return only the tokens in `kept`, ranges of positions in order."""
+    def keep(self, ranges: Sequence[range], *, truncated: bool, first: int = 0) -> EncodedText:
+        """Return only the tokens in `ranges`, ranges of positions in order."""
         offsets = self.offsets
         if offsets is not None:
             offsets = TokenOffsets(
-                _taken(offsets.parts, kept), _taken(offsets.spans, kept), _taken(offsets.words, kept), first
+                _taken(offsets.parts, ranges), _taken(offsets.spans, ranges), _taken(offsets.words, ranges), first
             )
-        special = _taken(self.is_special, kept)
-        return EncodedText(_taken(self.ids, kept), _taken(self.segment_ids, kept), special, truncated, offsets)
+        special = _taken(self.is_special, ranges)
+        return EncodedText(_taken(self.ids, ranges), _taken(self.segment_ids, ranges), special, truncated, offsets)
 
 
 @dataclass(frozen=True)
@@ -381,24 +381,24 @@ def window_starts(length: int, room: int, overlap: int) -> Iterator[int]:
         yield start
 
 
-def _taken(values: tuple[Value, ...], kept: Sequence[range]) -> tuple[Value, ...]:
-    return tuple(chain.from_iterable(values[part.start : part.stop] for part in kept))
+def _taken(values: tuple[Value, ...], ranges: Sequence[range]) -> tuple[Value, ...]:
+    return tuple(chain.from_iterable(values[part.start : part.stop] for part in ranges))
 
 
-def _with_framing(length: int, parts: Sequence[range], kept: Sequence[range]) -> list[range]:
-    """Return the positions that are `kept` of the parts, with all tokens before, between and after the parts."""
+def _with_framing(length: int, parts: Sequence[range], ranges: Sequence[range]) -> list[range]:
+    """Return the positions that are `ranges` of the parts, with all tokens before, between and after the parts."""
     taken, end = [], 0
-    for part, left in sorted(zip(parts, kept, strict=True), key=lambda pair: (pair[0].start, pair[0].stop)):
+    for part, left in sorted(zip(parts, ranges, strict=True), key=lambda pair: (pair[0].start, pair[0].stop)):
         taken += [range(end, part.start), left]
         end = part.stop
     return [*taken, range(end, length)]
 
 
-def _require_room(taken: int, room: int, limit: Limit, *, least: int) -> None:
+def _require_room(num_taken: int, room: int, limit: Limit, *, least: int) -> None:
     """Refuse to truncate a text if the other tokens leave fewer than `least` for it."""
-    if room - taken < least:
+    if room - num_taken < least:
         raise InputError(
-            f"{limit.source} allows {limit.tokens} tokens, which leaves {max(room - taken, 0)} for the text beside "
+            f"{limit.source} allows {limit.tokens} tokens, which leaves {max(room - num_taken, 0)} for the text beside "
             f"the other tokens: fewer than {least}",
             "shorten the query, let windows share fewer tokens, or export the model for longer texts",
         )

@@ -294,13 +294,15 @@ def stored_tensors(
     return [tensors[name] for name in shapes]
 
 
-def require_no_others(stored: StoredModule, tensors: Mapping[str, NDArray[np.float32]], known: Collection[str]) -> None:
+def require_no_others(
+    stored: StoredModule, tensors: Mapping[str, NDArray[np.float32]], known_names: Collection[str]
+) -> None:
     """Refuse a module with unused weights.
 
     Raises:
         OnnxtoolError: there are some.
     """
-    others = sorted(tensors.keys() - set(known))
+    others = sorted(tensors.keys() - set(known_names))
     if others:
         raise stored.files.refuse(
             f"{stored.folder} of {stored.files.label} has weights that {stored.kind} does not use: {', '.join(others)}",
@@ -308,13 +310,13 @@ def require_no_others(stored: StoredModule, tensors: Mapping[str, NDArray[np.flo
         )
 
 
-def require_known_keys(stored: StoredModule, known: frozenset[str] | None) -> None:
-    """Refuse a module with unknown settings; if `known` is None, all are accepted.
+def require_known_keys(stored: StoredModule, known_keys: frozenset[str] | None) -> None:
+    """Refuse a module with unknown settings; if `known_keys` is None, all are accepted.
 
     Raises:
         OnnxtoolError: it has one.
     """
-    unknown = [] if known is None else sorted(set(stored.settings) - known)
+    unknown = [] if known_keys is None else sorted(set(stored.settings) - known_keys)
     # Disabled flags of unknown modes have no effect; enabled ones are reported as unknown modes.
     unknown = [key for key in unknown if not key.startswith("pooling_mode_")]
     if unknown:

@@ -181,7 +181,9 @@ def read_mask(modules: SentenceModules) -> MultiVectorMask | None:
 def _listed(stored: StoredModule, key: str, value: Json, kind: type) -> tuple[Any, ...]:
     """Return a list of texts or numbers; empty if missing."""
     entries = [] if value is None else value
-    if not isinstance(entries, list) or not all(isinstance(one, kind) and not isinstance(one, bool) for one in entries):
+    if not isinstance(entries, list) or not all(
+        isinstance(entry, kind) and not isinstance(entry, bool) for entry in entries
+    ):
         raise stored.files.refuse(
             f"{key} of {stored.file('config.json')} of {stored.files.label} is {value!r}, which is not a list of "
             f"{'tokens' if kind is str else 'ids'}"

@@ -102,13 +102,13 @@ class Vocabulary:
         unknown = model["vocab"][model["unk_id"]][0] if model.get("unk_id") is not None else model.get("unk_token")
         return 1 in (len(token), len(bare)) or token == unknown or _BYTE.fullmatch(token) is not None
 
-    def trimmed(self, kept: NDArray[np.int64]) -> str:
-        """Return the tokenizer.json with the tokens of the ids `kept`, each with its place in them as its id."""
-        new = renumbering(kept)
+    def trimmed(self, kept_ids: NDArray[np.int64]) -> str:
+        """Return the tokenizer.json with the tokens of the ids `kept_ids`, each with its place in them as its id."""
+        new = renumbering(kept_ids)
         content = _renumber_rules(self.content, new)
         model = content["model"]
         if model["type"] == "Unigram":
-            places = [number for number in kept if number < len(model["vocab"])]
+            places = [number for number in kept_ids if number < len(model["vocab"])]
             model["unk_id"] = None if model["unk_id"] is None else new(model["unk_id"])
             model["vocab"] = [model["vocab"][number] for number in places]
         else:
@@ -134,9 +134,9 @@ class Vocabulary:
         return {self.ids[token] for token in tokens}
 
 
-def renumbering(kept: NDArray[np.int64]) -> Renumber:
-    """Return the function from an id to its place in `kept`, or None if it is not there."""
-    return partial({int(number): place for place, number in enumerate(kept)}.get)
+def renumbering(kept_ids: NDArray[np.int64]) -> Renumber:
+    """Return the function from an id to its place in `kept_ids`, or None if it is not there."""
+    return partial({int(number): place for place, number in enumerate(kept_ids)}.get)
 
 
 def _renumber_rules(content: Mapping[str, Any], new: Renumber) -> dict[str, Any]:

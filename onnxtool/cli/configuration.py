@@ -125,7 +125,7 @@ def _commands(context: click.Context) -> Iterator[tuple[str, click.Command]]:
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
     """Return the options that can be configured, by name; --config is read before."""
-    options = [one for one in command.params if isinstance(one, click.Option)]
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     return {name[2:]: one for one in options for name in one.opts if name.startswith("--") and name != "--config"}
 
 
@@ -246,12 +246,12 @@ def _read(path: Path) -> dict[str, dict[str, Setting]]:
     return found
 
 
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    known = [*known]
-    if name.removeprefix("no_") in known:
+def _suggestion(name: str, names: Iterable[str]) -> str:
+    names = [*names]
+    if name.removeprefix("no_") in names:
         return f"; write {name.removeprefix('no_')} = false"
-    close = difflib.get_close_matches(name, known, n=1)
-    return f". Did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}"
+    close = difflib.get_close_matches(name, names, n=1)
+    return f". Did you mean {close[0]!r}?" if close else f"; use one of {', '.join(names)}"
 
 
 def _value(context: click.Context, option: click.Option, setting: Setting, *, is_own: bool) -> Any:

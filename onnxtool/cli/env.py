@@ -63,7 +63,7 @@ def _place(path: Path, provider: str | None, result: Result) -> int:
     return 0 if found.whole else 1
 
 
-def _blocks(report: EnvironmentReport, found: Sequence[Configured]) -> list[Block]:
+def _blocks(report: EnvironmentReport, configured: Sequence[Configured]) -> list[Block]:
     blocks: list[Block] = [
         Facts([("Commit", report.commit or "unknown"), ("Python", report.python), ("Platform", report.platform)]),
         Heading("Packages"),
@@ -73,9 +73,9 @@ def _blocks(report: EnvironmentReport, found: Sequence[Configured]) -> list[Bloc
         Heading("Configuration, by the first of " + ", ".join(PRECEDENCE)),
         Table(
             ("command", "option", "value", "from"),
-            [(one.command, one.option, str(one.value), one.source) for one in found],
+            [(one.command, one.option, str(one.value), one.source) for one in configured],
         )
-        if found
+        if configured
         else Facts([("set", "nothing")]),
         Heading("Problems"),
     ]

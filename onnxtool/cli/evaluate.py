@@ -156,11 +156,11 @@ def _pruned(results: Sequence[PrunedResult]) -> list[Block]:
     names = ("prune", "query", "document", "empty", "index", "share", "")
     rows = [
         (
-            *(one.prune, f"{one.sizes.query_terms:.1f}", f"{one.sizes.document_terms:.1f}"),
-            *(f"{one.sizes.empty_queries + one.sizes.empty_documents:,}", format_bytes(one.sizes.index_bytes)),
-            *(f"{one.sizes.index_bytes / whole:.1%}" if whole else "", "chosen" if one.chosen else ""),
+            *(result.prune, f"{result.sizes.query_terms:.1f}", f"{result.sizes.document_terms:.1f}"),
+            *(f"{result.sizes.empty_queries + result.sizes.empty_documents:,}", format_bytes(result.sizes.index_bytes)),
+            *(f"{result.sizes.index_bytes / whole:.1%}" if whole else "", "chosen" if result.chosen else ""),
         )
-        for one in results
+        for result in results
     ]
     blocks: list[Block] = [
         Heading("Smaller vectors: terms or token vectors of a text, texts without any, and an index"),
@@ -169,15 +169,15 @@ def _pruned(results: Sequence[PrunedResult]) -> list[Block]:
     columns = ("prune", "mean", "change", "from", "to", "p")
     for name in results[0].measures:
         table = []
-        for one in results:
-            change = one.changes.get(name)
+        for result in results:
+            change = result.changes.get(name)
             figures: tuple[str, ...] = ("", "", "", "")
             if change is not None:
                 figures = (
                     *(f"{value:+.4f}" for value in (change.change, change.low, change.high)),
                     f"{change.p_value:.3g}",
                 )
-            table.append((one.prune, f"{one.measures[name].mean:.4f}", *figures))
+            table.append((result.prune, f"{result.measures[name].mean:.4f}", *figures))
         blocks += [Heading(f"{name} with smaller vectors"), Table(columns, table, frozenset(columns[1:]))]
     return blocks
 
@@ -231,13 +231,13 @@ def evaluation_page(report: EvaluationReport, blocks: Sequence[Block]) -> str:
 def _chart(name: str, results: Sequence[PrunedResult]) -> dict[str, Any]:
     """Return the places of a measure's points in a drawing of 420 by 230."""
     whole = results[0].measures[name].mean
-    ends = [(one.measures[name].mean, one.changes.get(name)) for one in results]
+    ends = [(result.measures[name].mean, result.changes.get(name)) for result in results]
     values = [
         value
         for mean, change in ends
         for value in (mean, *((whole + change.low, whole + change.high) if change else ()))
     ]
-    low, high, largest = min(values), max(values), max(one.sizes.index_bytes for one in results)
+    low, high, largest = min(values), max(values), max(result.sizes.index_bytes for result in results)
 
     def across(size: int) -> float:
         return round(_LEFT + (_RIGHT - _LEFT) * size / max(1, largest), 1)
@@ -245,7 +245,7 @@ def _chart(name: str, results: Sequence[PrunedResult]) -> dict[str, Any]:
     def down(value: float) -> float:
         return float(round(_BOTTOM - (_BOTTOM - _TOP) * (value - low) / (high - low or 1), 1))
 
-    rules = list(dict.fromkeys(_rule(one) for one in results[1:]))
+    rules = list(dict.fromkeys(_rule(result) for result in results[1:]))
     points: list[dict[str, Any]] = []
     places: dict[str, list[tuple[float, float]]] = {rule: [] for rule in rules}
     for one, (mean, change) in zip(results, ends, strict=True):
@@ -262,11 +262,11 @@ def _chart(name: str, results: Sequence[PrunedResult]) -> dict[str, Any]:
         "name": name,
         "lines": lines,
         "points": points,
-        "has_chosen": any(one.chosen for one in results),
+        "has_chosen": any(result.chosen for result in results),
     } | ends_of_axes
 
 
-def _rule(one: PrunedResult) -> str:
+def _rule(pruned: PrunedResult) -> str:
     """Return the name of the rule for documents, or else of the one for queries."""
-    documents, _, queries = one.prune.partition("/")
+    documents, _, queries = pruned.prune.partition("/")
     return (documents or f"/{queries}").partition(":")[0]

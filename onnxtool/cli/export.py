@@ -163,9 +163,14 @@ def export_blocks(report: ExportReport) -> list[Block]:
 def variant_blocks(variants: Sequence[Variant]) -> list[Block]:
     """Describe the files in other precisions."""
     rows = [
-        (name, one.precision, format_bytes(one.size_bytes), *map(_error, (one.error, one.max_abs_error)))
-        for one in variants
-        for name in one.files
+        (
+            name,
+            variant.precision,
+            format_bytes(variant.size_bytes),
+            *map(_error, (variant.error, variant.max_abs_error)),
+        )
+        for variant in variants
+        for name in variant.files
     ]
     figures = ("size", "1 - cosine", "max_abs_error")
     return [

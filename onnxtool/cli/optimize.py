@@ -161,8 +161,8 @@ def _candidates(candidates: Sequence[Candidate]) -> list[Block]:
     """Describe what was tried on this machine, and why a candidate was ruled out or not judged."""
     if not candidates:
         return []
-    shapes = tuple(dict.fromkeys(shape for one in candidates for shape in one.latency_ms))
-    measures = tuple(dict.fromkeys(name for one in candidates for name in one.quality))
+    shapes = tuple(dict.fromkeys(shape for candidate in candidates for shape in candidate.latency_ms))
+    measures = tuple(dict.fromkeys(name for candidate in candidates for name in candidate.quality))
     rows = []
     for one in candidates:
         latencies = [f"{one.latency_ms[shape]:.4g} ms" if shape in one.latency_ms else "" for shape in shapes]
@@ -170,7 +170,7 @@ def _candidates(candidates: Sequence[Candidate]) -> list[Block]:
         error = "" if one.error is None else f"{one.error:.2g}"
         verdict = "chosen" if one.chosen else one.reason or (one.not_judged and f"not judged: {one.not_judged}")
         quality = [f"{one.quality[name]:.4f}" if name in one.quality else "" for name in measures]
-        provider = one.provider if len({one.provider for one in candidates}) > 1 else ""
+        provider = one.provider if len({candidate.provider for candidate in candidates}) > 1 else ""
         name = " ".join(filter(None, (provider, one.precision, one.activations)))
         rows.append((name, *latencies, size, error, *quality, verdict))
     figures = (*shapes, "size", "error", *measures)
@@ -215,7 +215,7 @@ def _quantized(quantization: Quantization | None, ranking: Ranking | None) -> li
 
 def _kept(nodes: Sequence[KeptNode]) -> list[Block]:
     """List the nodes that --keep_float32 keeps."""
-    rows = [(one.name, one.operator, ", ".join(one.patterns)) for one in nodes]
+    rows = [(node.name, node.operator, ", ".join(node.patterns)) for node in nodes]
     return [Heading("Kept in float32 by name"), Table(("node", "operator", "pattern"), rows)] if rows else []
 
 

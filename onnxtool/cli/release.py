@@ -38,28 +38,28 @@ class _Request(Options):
 
 
 @click.command(epilog="Example: onnxtool release --config release.toml")
-@derived_options(asked=_Request)
+@derived_options(request=_Request)
 @shown_options(FORMATS)
-def command(asked: _Request, *, format_name: str, quiet: bool) -> int:
+def command(request: _Request, *, format_name: str, quiet: bool) -> int:
     """Make a release from a checkpoint: export, optimize, verify, evaluate, describe and sign.
 
     The folder is written as a whole: models of every precision and target, tokenizer, model card, bill of materials,
     digests, and a signature if a key is given. A failed gate leaves no folder. A folder that already holds the release
     of the same inputs is left as it is.
     """
-    _check_request(asked)
+    _check_request(request)
     from onnxtool.release.check import check_release
     from onnxtool.release.config import read_config
     from onnxtool.release.run import make_release
 
     made, checked = None, None
     with progress(quiet=quiet):
-        if asked.config is not None:
-            config = read_config(asked.config)
-            config = config if asked.output is None else replace(config, output=asked.output)
-            made = make_release(config, force=asked.force, dry_run=asked.dry_run)
-        elif asked.check is not None:
-            checked = check_release(asked.check, **{name: getattr(asked, name) for name in _SIGNER})
+        if request.config is not None:
+            config = read_config(request.config)
+            config = config if request.output is None else replace(config, output=request.output)
+            made = make_release(config, force=request.force, dry_run=request.dry_run)
+        elif request.check is not None:
+            checked = check_release(request.check, **{name: getattr(request, name) for name in _SIGNER})
     emit(made or checked, release_blocks(made) if made else check_blocks(checked) if checked else [], format_name)
     if checked is None or checked.passed:
         return 0
@@ -68,23 +68,23 @@ def command(asked: _Request, *, format_name: str, quiet: bool) -> int:
     return 1
 
 
-def _check_request(asked: _Request) -> None:
+def _check_request(request: _Request) -> None:
     """Refuse options that contradict each other.
 
     Raises:
         UsageError: some do.
     """
-    if (asked.config is None) == (asked.check is None):
+    if (request.config is None) == (request.check is None):
         raise click.UsageError("pass either --config, to make a release, or --check, to check one")
-    given = [f"--{name}" for name in _SIGNER if getattr(asked, name)]
-    if given and asked.check is None:
+    given = [f"--{name}" for name in _SIGNER if getattr(request, name)]
+    if given and request.check is None:
         raise click.UsageError(f"{given[0]} is for --check")
-    if bool(asked.identity) != bool(asked.issuer) or len(given) == 3:
+    if bool(request.identity) != bool(request.issuer) or len(given) == 3:
         raise click.UsageError("pass either --public_key, or --identity and --issuer")
-    if asked.check is not None and (asked.output is not None or asked.force):
-        unused = "--force" if asked.output is None else "--output"
+    if request.check is not None and (request.output is not None or request.force):
+        unused = "--force" if request.output is None else "--output"
         raise click.UsageError(f"--check writes nothing; leave out {unused}")
-    if asked.dry_run and asked.check is not None:
+    if request.dry_run and request.check is not None:
         raise click.UsageError("--dry_run writes nothing; leave out --check")
 
 

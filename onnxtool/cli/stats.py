@@ -53,22 +53,22 @@ _LOGGER = logging.getLogger(__name__)
 )
 @click.argument("model", type=PathType())
 @click.argument("base", type=PathType(), required=False)
-@derived_options(asked=Settings)
+@derived_options(settings=Settings)
 @result_options([*FORMATS, "html"], "; markdown is for a review comment, html is one page with charts and the graph")
-def command(asked: Settings, *, model: Path, base: Path | None, result: Result) -> int:
+def command(settings: Settings, *, model: Path, base: Path | None, result: Result) -> int:
     """Summarize the ONNX file MODEL, or show how it differs from the ONNX file BASE.
 
     A summary reads the structure and hardly any weights, so large files take no longer; a difference reads all weights
     once, unless --no_weights is given. Nodes inside If, Loop and Scan count.
     """
     _LOGGER.info("reading %s", " and ".join(str(path) for path in (model, base) if path is not None))
-    gates = _parse_gates(asked.fail_if, has_base=base is not None)
+    gates = _parse_gates(settings.fail_if, has_base=base is not None)
     if base is None:
         refuse({"weights"}, "there is no BASE to compare weights with;")
         report: Stats | Difference = summarize_model(model)
     else:
-        report = compare_models(model, base, weights=asked.weights)
-    met = [*_met_gates(gates, report), *_refused_license(asked.allowed_licenses, report)]
+        report = compare_models(model, base, weights=settings.weights)
+    met = [*_met_gates(gates, report), *_refused_license(settings.allowed_licenses, report)]
     if result.format_name == "markdown":
         result.write(_comment(report, met))
     elif result.format_name == "html":

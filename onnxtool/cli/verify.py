@@ -260,14 +260,14 @@ def size_blocks(sizes: Sequence[SizeResult]) -> list[Block]:
     if not sizes:
         return []
     rows = []
-    for one in sizes:
+    for size in sizes:
         compared = ("not compared", "")
-        if one.verification is not None:
-            compared = (f"{one.verification.max_abs_error:.2e}", str(len(one.verification.cases)))
-        rows.append((one.file, label(one.sizes), str(one.num_nodes), str(one.num_computing), *compared))
+        if size.verification is not None:
+            compared = (f"{size.verification.max_abs_error:.2e}", str(len(size.verification.cases)))
+        rows.append((size.file, label(size.sizes), str(size.num_nodes), str(size.num_computing), *compared))
     figures = ("nodes", "for sizes", "max_abs_error", "cases")
     return [
         Heading(f"Fixed sizes ({' x '.join(sizes[0].sizes)}), compared with the file of any size"),
         Table(("file", "sizes", *figures), rows, frozenset(figures)),
-        *(Note(one.note) for one in sizes if one.note),
+        *(Note(size.note) for size in sizes if size.note),
     ]

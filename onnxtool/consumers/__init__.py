@@ -122,7 +122,7 @@ class ConsumerReport:
     @property
     def passed(self) -> bool:
         """Whether there are answers, all within their bounds."""
-        return bool(self.results) and all(one.passed for one in self.results)
+        return bool(self.results) and all(result.passed for result in self.results)
 
 
 @checked
@@ -325,26 +325,28 @@ def _compared(
     call: Mapping[str, Any],
     precision: str,
     answer: Mapping[str, Any],
-    wanted: Rows,
+    expected: Rows,
     specification: TargetSpecification,
     options: VerifyOptions,
 ) -> Opened:
     """Compare the answers to one call with PyTorch's."""
     bound = _BOUNDS.get(precision, 0.01 if options.max_error is None else options.max_error)
     error, reason = None, str(answer.get("error", ""))
-    if len(answer.get("rows", wanted)) != len(wanted):
-        reason = f"{len(answer['rows'])} answers to {len(wanted)} texts"
+    if len(answer.get("rows", expected)) != len(expected):
+        reason = f"{len(answer['rows'])} answers to {len(expected)} texts"
     elif "rows" in answer:
-        found = [_as_rows(row, len(one)) for row, one in zip(answer["rows"], wanted, strict=True)]
+        found = [_as_rows(row, len(one)) for row, one in zip(answer["rows"], expected, strict=True)]
         if specification.use.kind == INFERENCE_FREE:  # consumers leave the weights of special tokens out, or do not
-            found, wanted = ([_without(row, specification) for row in rows] for rows in (found, wanted))
-        sizes = [(one.shape, other.shape) for one, other in zip(found, wanted, strict=True) if one.shape != other.shape]
+            found, expected = ([_without(row, specification) for row in rows] for rows in (found, expected))
+        sizes = [
+            (one.shape, other.shape) for one, other in zip(found, expected, strict=True) if one.shape != other.shape
+        ]
         if sizes:
             reason = f"{len(sizes)} texts have answers {list(sizes[0][0])}, and {list(sizes[0][1])} in PyTorch"
         else:
-            error = _error(found, wanted, specification)
+            error = _error(found, expected, specification)
     passed = error is not None and error <= bound
-    ms = answer["seconds"] * 1000 / len(wanted) if "seconds" in answer else None
+    ms = answer["seconds"] * 1000 / len(expected) if "seconds" in answer else None
     return Opened(call["file"], precision, call["batch_size"], call["role"], error, bound, passed, ms, reason)
 
 
@@ -364,18 +366,18 @@ def _without(row: NDArray[np.float64], specification: TargetSpecification) -> ND
     return kept
 
 
-def _error(found: Rows, wanted: Rows, specification: TargetSpecification) -> float:
+def _error(actual: Rows, expected: Rows, specification: TargetSpecification) -> float:
     """Return the largest error of a text, as `Opened` states it; infinite where a number is not finite."""
-    if not all(np.isfinite(row).all() for row in found):
+    if not all(np.isfinite(row).all() for row in actual):
         return float("inf")
     if specification.use.kind in (SCORES, VERDICTS, TAGS):
-        ours, theirs = (np.concatenate([np.atleast_2d(row) for row in rows]) for rows in (found, wanted))
+        ours, theirs = (np.concatenate([np.atleast_2d(row) for row in rows]) for rows in (actual, expected))
         spread = Spread.of([theirs])
         if spread is not None:
             return 1 - spread.measure(ours, theirs, TOLERANCES["fp32"]).cosine
-    pairs = list(zip(found, wanted, strict=True))
+    pairs = list(zip(actual, expected, strict=True))
     if specification.use.kind == DENSE and not specification.scales:
-        lengths = np.array([np.linalg.norm(row) for row in found])
+        lengths = np.array([np.linalg.norm(row) for row in actual])
         if np.abs(lengths - 1).max() < _SCALED:  # several consumers scale all vectors; their notes say so
             pairs = [(row, other / np.linalg.norm(other)) for row, other in pairs]
     rows = [(a, b) for one, other in pairs for a, b in zip(np.atleast_2d(one), np.atleast_2d(other), strict=True)]

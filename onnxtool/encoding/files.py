@@ -204,9 +204,9 @@ def download(uri: Uri, path: Path) -> None:
     _ask(uri, request)
 
 
-def _require_size(found: int, expected: int) -> None:
-    if found != expected:
-        raise EOFError(f"{found} bytes arrived instead of {expected}")
+def _require_size(size: int, expected: int) -> None:
+    if size != expected:
+        raise EOFError(f"{size} bytes arrived instead of {expected}")
 
 
 def require_writable(uri: Uri) -> None:
@@ -411,8 +411,8 @@ def _fetch(model: Uri, task: str | None) -> Path:
         with suppress(FileNotFoundError):  # reported by the reader that needs it
             download(model.parent / partner, path.with_name(partner))
             structures.append(read_structure(path.with_name(partner)))
-    external = {(path.parent / data.location).resolve() for one in structures for data in one.external}
-    external |= {(path.parent / one.file).resolve() for one in ModelFile(path, structures[0]).adapters}
+    external = {(path.parent / data.location).resolve() for structure in structures for data in structure.external}
+    external |= {(path.parent / adapter.file).resolve() for adapter in ModelFile(path, structures[0]).adapters}
     for name, size in below(base):
         target = (place / name).resolve()
         is_wanted = target in external or (_BESIDE.fullmatch(name) is not None and size <= _MOST_BESIDE_BYTES)

@@ -168,12 +168,12 @@ def _described(sources: Sequence[Source]) -> list[Json]:
     return [{"name": source.name, "size_bytes": source.size_bytes} for source in sources]
 
 
-def difference(found: Identity, wanted: Identity) -> str:
+def difference(stored: Identity, expected: Identity) -> str:
     """Describe how the identities differ; an empty string where they are equal."""
-    names = [name for name in wanted if found.get(name) != wanted[name]]
+    names = [name for name in expected if stored.get(name) != expected[name]]
     parts = []
     for name in names:
-        then, now = found.get(name), wanted[name]
+        then, now = stored.get(name), expected[name]
         if isinstance(then, dict) and isinstance(now, dict):
             keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
             parts.append(

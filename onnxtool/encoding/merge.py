@@ -195,18 +195,18 @@ def _counted(rejects: Sequence[Reject], before: int) -> tuple[Reject, ...]:
     return tuple(replace(reject, line=reject.line + before) for reject in rejects) if before else tuple(rejects)
 
 
-def _without(records: Records, name: ShardName, written: ShardEntry, dropped: Sequence[int]) -> ShardEntry:
+def _without(records: Records, name: ShardName, entry: ShardEntry, dropped: Sequence[int]) -> ShardEntry:
     """Drop texts from a shard's files, and then from its record."""
-    folder, shard = records.folder, written.shard
+    folder, shard = records.folder, entry.shard
     with ExitStack() as stack:
         paths = [stack.enter_context(on_this_machine(folder.path / file.name)) for file in shard.files]
         plain = [folder.plain_name(file.name) for file in shard.files]
         targets = {file: folder.staged(file) for file in plain}
         ids, num_rows = drop_texts(paths, [*targets.values()], dropped)
         files = folder.commit_shard(targets) if num_rows else ()
-    places = written.texts.places[list(dropped)]
+    places = entry.texts.places[list(dropped)]
     rejects = tuple(
-        Reject(written.texts.files[file], int(line), REPEATED_ID, name)
+        Reject(entry.texts.files[file], int(line), REPEATED_ID, name)
         for (file, line), name in zip(places.tolist(), ids, strict=True)
     )
     shard = replace(
@@ -216,9 +216,9 @@ def _without(records: Records, name: ShardName, written: ShardEntry, dropped: Se
         num_passages=num_rows if shard.num_passages else 0,
         rejects=tuple(sorted((*shard.rejects, *rejects), key=lambda reject: (reject.file, reject.line))),
     )
-    kept = ShardEntry(shard, written.texts.without(dropped))
+    kept = ShardEntry(shard, entry.texts.without(dropped))
     records.write_shard(name, kept)
-    remove(folder.path / file.name for file in written.shard.files if file.name not in {new.name for new in files})
+    remove(folder.path / file.name for file in entry.shard.files if file.name not in {new.name for new in files})
     return kept
 
 
@@ -269,15 +269,18 @@ def drop_texts(paths: Sequence[Path], targets: Sequence[Path], dropped: Sequence
     return ids, int(kept.sum())
 
 
-def _write_arrays(paths: Sequence[Path], targets: Sequence[Path], kept: NDArray[np.bool_]) -> None:
+def _write_arrays(paths: Sequence[Path], targets: Sequence[Path], is_kept: NDArray[np.bool_]) -> None:
     """Write the array of N rows, or the array of all tokens and the array of the start of each text."""
     arrays = [load_array(path) for path in paths]
     if len(arrays) == 2:
         rows, indptr = arrays
         lengths = np.diff(indptr)
-        arrays = [rows[np.repeat(kept, lengths)], np.concatenate([[0], np.cumsum(lengths[kept])]).astype(np.int64)]
+        arrays = [
+            rows[np.repeat(is_kept, lengths)],
+            np.concatenate([[0], np.cumsum(lengths[is_kept])]).astype(np.int64),
+        ]
     elif arrays:
-        arrays = [arrays[0][kept]]
+        arrays = [arrays[0][is_kept]]
     for array, target in zip(arrays, targets, strict=True):
         with target.open("wb") as file:
             np.save(file, array)
@@ -289,9 +292,9 @@ def _table(path: Path) -> Any:
         return file.read()
 
 
-def _write_table(path: Path, target: Path, kept: NDArray[np.bool_]) -> None:
+def _write_table(path: Path, target: Path, is_kept: NDArray[np.bool_]) -> None:
     pyarrow, parquet = require_pyarrow()
-    table = _table(path).filter(pyarrow.array(kept))
+    table = _table(path).filter(pyarrow.array(is_kept))
     parquet.write_table(table, target, use_dictionary=False, compression="zstd")
 
 

@@ -217,13 +217,13 @@ class OutputFolder:
                     f"put it back, or {START_AGAIN}",
                 )
 
-    def remove_others(self, manifest: Manifest, found: Iterable[str] | None = None) -> int:
-        """Remove files that killed runs left, among all files or those `found`.
+    def remove_others(self, manifest: Manifest, names: Iterable[str] | None = None) -> int:
+        """Remove files that killed runs left, among all files or those `names`.
 
         Returns: how many there were.
         """
         kept = {file.name for shard in manifest.shards for file in shard.files}
-        others = [name for name in (entries(self.path) if found is None else found) if name not in kept]
+        others = [name for name in (entries(self.path) if names is None else names) if name not in kept]
         remove(self.path / name for name in others)
         return len(others)
 
@@ -250,12 +250,12 @@ class OutputFolder:
             force_to_disk(self.path)
         return tuple(records)
 
-    def publish(self, manifest: Manifest, found: Iterable[str] | None = None) -> int:
+    def publish(self, manifest: Manifest, names: Iterable[str] | None = None) -> int:
         """Write the manifest that marks a corpus as complete; remove files that it does not name.
 
         Args:
             manifest: the manifest.
-            found: the folder's files, if already listed; in a store, listing takes a while.
+            names: the folder's files, if already listed; in a store, listing takes a while.
 
         Returns:
             how many files were removed, which killed workers had left.
@@ -268,7 +268,7 @@ class OutputFolder:
         if not self.create(self.manifest_path, manifest.to_json().encode()):
             raise OutputExistsError(f"another run has published {self.manifest_path} meanwhile", START_AGAIN)
         if not is_alone:  # another run of the same command may need what it has just written until now
-            num_removed = self.remove_others(manifest, found)
+            num_removed = self.remove_others(manifest, names)
         return num_removed
 
 

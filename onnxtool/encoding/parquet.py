@@ -105,8 +105,8 @@ def _group(group: Any) -> _Group:
     return _Group(begin, group.num_rows, sum(sizes))
 
 
-def _row(batch: Any, place: int, others: Mapping[str, object]) -> dict[str, object] | LineError:
-    row = {**others}
+def _row(batch: Any, place: int, columns: Mapping[str, object]) -> dict[str, object] | LineError:
+    row = {**columns}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             row[name] = column[place].as_py()

@@ -145,9 +145,9 @@ class Records:
         names = {number: self._file(f"split-{number:05d}").name for number in range(self.run.num_splits)}
         return {number: found[name] for number, name in names.items() if name in found}
 
-    def write_shard(self, name: ShardName, written: ShardEntry) -> None:
+    def write_shard(self, name: ShardName, entry: ShardEntry) -> None:
         """Write the record of a shard whose files are in place."""
-        self._write(name.stem, {"shard": asdict(written.shard), "texts": written.texts.to_json()})
+        self._write(name.stem, {"shard": asdict(entry.shard), "texts": entry.texts.to_json()})
 
     def write_split(self, number: int, record: SplitRecord) -> None:
         """Write the record of a split whose shards are recorded."""

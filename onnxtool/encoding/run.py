@@ -217,10 +217,10 @@ def encode_part(
 
 
 def _encode_missing(
-    workers: LocalWorkers | RayWorkers, opened: StartupFindings, wanted: Sequence[int], tally: Tally
+    workers: LocalWorkers | RayWorkers, opened: StartupFindings, numbers: Sequence[int], tally: Tally
 ) -> int:
-    """Encode the missing ones of the `wanted` splits; return their number."""
-    missing = sorted({*opened.missing} & {*wanted})
+    """Encode the missing ones of the `numbers` splits; return their number."""
+    missing = sorted({*opened.missing} & {*numbers})
     tally.begin(sum(opened.sizes[number] for number in missing))
     if missing:
         workers.encode(missing)

@@ -134,7 +134,7 @@ def measure_drift(model: StrPath, base: StrPath, options: DriftOptions) -> Drift
     before: dict[str, Json] = dict.fromkeys(_FIGURES, 1.0)
     before |= {name: one.base.mean for name, one in report.measures.items()}
     checks = check_gates(gates, {name: value for name, value in figures.items() if value is not None}, before)
-    return replace(report, gates=tuple(GateCheck(one.gate.expression, one.met, str(one)) for one in checks))
+    return replace(report, gates=tuple(GateCheck(check.gate.expression, check.met, str(check)) for check in checks))
 
 
 _FIGURES = ("cosine_mean", "cosine_min", "neighbours_kept", "own_neighbours_kept", "kendall_tau")
@@ -231,17 +231,17 @@ def _cosines(vectors: Any, others: Any) -> NDArray[np.float64] | None:
     return np.asarray(rows)
 
 
-def _relation(mixed: NDArray[np.float64], own: NDArray[np.float64], before: NDArray[np.float64]) -> str:
+def _relation(mixed: NDArray[np.float64], own_scores: NDArray[np.float64], before: NDArray[np.float64]) -> str:
     """Say how new vectors relate to the old ones, by the similarities of texts with others."""
     away = ~np.eye(len(before), dtype=bool)
-    mixed, own, before = mixed[away], own[away], before[away]
+    mixed, own_scores, before = mixed[away], own_scores[away], before[away]
     largest = float(np.abs(before).max(initial=0.0)) or 1.0
     if np.abs(mixed - before).max() <= _ROUNDING * largest:
         return "the same"
     factor = float(mixed @ before / (before @ before))
     if factor > 0 and np.abs(mixed / factor - before).max() <= _ROUNDING * largest:
         return "scaled"
-    return "rotated" if np.abs(own - before).max() <= _ROUNDING * largest else "others"
+    return "rotated" if np.abs(own_scores - before).max() <= _ROUNDING * largest else "others"
 
 
 class _Mixed(VectorSystem):

@@ -107,12 +107,12 @@ def load_encoder(name: str, kind: str, device: str = "cpu") -> Any:
 
 
 @contextmanager
-def _without_pickles(found: list[str]) -> Iterator[None]:
+def _without_pickles(pickles: list[str]) -> Iterator[None]:
     """Make torch.load, which transformers and modules use for pickles, fail in the block, and name the files."""
     import torch
 
     def refuse(file: Any, *_arguments: Any, **_options: Any) -> NoReturn:
-        found.append(Path(str(file)).name)
+        pickles.append(Path(str(file)).name)
         raise UnpicklingError(f"{file} is a pickle")
 
     load, torch.load = torch.load, refuse

@@ -273,7 +273,7 @@ def _retrieve_each(system: System, collection: Collection, cuts: Sequence[Cut]) 
 
 def _with_pruned(
     report: EvaluationReport,
-    found: Mapping[Cut, SearchResults],
+    results_by_cut: Mapping[Cut, SearchResults],
     others: SearchResults | None,
     collection: Collection,
     measures: Mapping[str, Any],
@@ -284,13 +284,13 @@ def _with_pruned(
     Gates compare with the base, which found `others`, or else with the vectors as they are. If each index meets one,
     all these gates count.
     """
-    compared = found[Cut()].run if others is None else others.run
-    whole = compute(measures, collection.judgements, found[Cut()].run)
-    base = _figures(report.measures, report.model, 1.0, found[Cut()].sizes)
+    compared = results_by_cut[Cut()].run if others is None else others.run
+    whole = compute(measures, collection.judgements, results_by_cut[Cut()].run)
+    base = _figures(report.measures, report.model, 1.0, results_by_cut[Cut()].sizes)
     if report.against is not None and others is not None:
         base = _figures_of_base(report.against, others.sizes)
     results = []
-    for cut, one in found.items():
+    for cut, one in results_by_cut.items():
         assert one.sizes is not None  # noqa: S101  of vectors
         values = compute(measures, collection.judgements, one.run)
         result = PrunedResult(
@@ -334,7 +334,9 @@ def _time_queries(systems: Sequence[System], collection: Collection) -> dict[str
     return {name: float(np.median(found)) for name, found in samples.items()}
 
 
-def _described(system: System, found: SearchResults, times: Mapping[str, float | None], seconds: float) -> SystemReport:
+def _described(
+    system: System, results: SearchResults, times: Mapping[str, float | None], seconds: float
+) -> SystemReport:
     return SystemReport(
         name=system.name,
         kind=system.kind,
@@ -342,19 +344,19 @@ def _described(system: System, found: SearchResults, times: Mapping[str, float |
         size_bytes=system.size_bytes,
         query_ms=times.get(system.name),
         seconds=seconds,
-        terms=found.terms,
+        terms=results.terms,
     )
 
 
 def _compare(
-    collection: Collection, found: SearchResults, values: PerQuery, base: SearchResults, base_values: PerQuery
+    collection: Collection, results: SearchResults, values: PerQuery, base: SearchResults, base_values: PerQuery
 ) -> Comparison:
     tell("comparing")
-    num_equal = sum(_is_equal(found.run.get(query, {}), base.run.get(query, {})) for query in collection.queries)
+    num_equal = sum(_is_equal(results.run.get(query, {}), base.run.get(query, {})) for query in collection.queries)
     return Comparison(
         base=SystemReport("", "", "", None, None, 0.0),
         measures={name: difference_of(values[name], base_values[name]) for name in values},
-        overlap_at_10=_overlap(collection, found.run, base.run),
+        overlap_at_10=_overlap(collection, results.run, base.run),
         num_equal_top_10=num_equal,
         lost=(),
     )
@@ -399,27 +401,29 @@ def _queries(
 
 
 def _notes(
-    collection: Collection, found: SearchResults, model: System, base: System | None, options: EvaluateOptions
+    collection: Collection, results: SearchResults, model: System, base: System | None, options: EvaluateOptions
 ) -> list[str]:
     notes = [*collection.notes, *model.reading_notes]
     notes += [] if base is None else [f"{base.name}: {note}" for note in base.reading_notes]
-    if found.left_out:
+    if results.left_out:
         notes.append(
-            f"{len(found.left_out)} queries have the id of a document, which is left out of their rankings, as BEIR "
+            f"{len(results.left_out)} queries have the id of a document, which is left out of their rankings, as BEIR "
             "does; --keep_own_ids keeps it"
         )
-    if kept := len(found.own - found.left_out):
+    if kept := len(results.own - results.left_out):
         reason = "by --keep_own_ids" if options.keep_own_ids else "as it is judged relevant"
         notes.append(f"{kept} queries have the id of a document, which stays {reason}; BEIR leaves it out")
-    if found.unknown:
+    if results.unknown:
         notes.append(
-            f"{len(found.unknown)} judged documents are not among the documents; they count as not found, as trec_eval "
-            "counts them"
+            f"{len(results.unknown)} judged documents are not among the documents; they count as not found, as in "
+            "trec_eval"
         )
-    if unreachable := sum(bool(documents) and documents <= found.unknown for documents in collection.relevant.values()):
+    if unreachable := sum(
+        bool(documents) and documents <= results.unknown for documents in collection.relevant.values()
+    ):
         notes.append(f"for {unreachable} queries no relevant document is among the documents; they count as 0")
-    notes += [f"{count} lines of the corpus are left out: each {reason}" for reason, count in found.rejects.items()]
-    if empty := sum(not found.run.get(query) for query in collection.queries):
+    notes += [f"{count} lines of the corpus are left out: each {reason}" for reason, count in results.rejects.items()]
+    if empty := sum(not results.run.get(query) for query in collection.queries):
         notes.append(f"for {empty} queries nothing was found; they count as 0")
     if model.note:
         notes.append(model.note)

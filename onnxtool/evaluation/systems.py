@@ -156,16 +156,16 @@ class VectorSystem(System):
         depth = self._options.depth + 1  # one extra, because the document with the query's own id may be dropped
         searches = [PrunedSearch(cut, names, queries, similarity=self.similarity, depth=depth) for cut in cuts]
         for shard in () if first is None else chain([first], shards):
-            for one in searches:
-                one.add(shard)
+            for search in searches:
+                search.add(shard)
             ids += shard.ids
         require_different(ids)
         results = []
-        for one in searches:
-            found = _found(collection, self._options, one.found(), ids, rejects)
+        for search in searches:
+            found = _found(collection, self._options, search.found(), ids, rejects)
             if isinstance(queries, SparseVectors) and ids:
-                found = replace(found, terms=_terms(queries, one.sizes))
-            results.append(replace(found, sizes=one.sizes))
+                found = replace(found, terms=_terms(queries, search.sizes))
+            results.append(replace(found, sizes=search.sizes))
         return results
 
 

@@ -119,12 +119,12 @@ def put_tokenizer(core: ModelFile, staging: Staging, files: Path, options: Expor
     return written
 
 
-def check_tokenizer(file: ModelFile, stated: TextInput, core: ModelFile, front: bytes) -> None:
+def check_tokenizer(file: ModelFile, text_input: TextInput, core: ModelFile, front: bytes) -> None:
     """Compare the tokenizer in a file with the tokenizer.json in its metadata, as the export did.
 
     Args:
         file: the file.
-        stated: how it reads texts.
+        text_input: how it reads texts.
         core: the part of it that reads ids.
         front: the graph before that.
 
@@ -132,7 +132,7 @@ def check_tokenizer(file: ModelFile, stated: TextInput, core: ModelFile, front: 
         InputError: a text is read otherwise.
     """
     tokenizer = TextTokenizer(find_checkpoint_folder(file))
-    rules, frame = _read(core, tokenizer, stated.most_tokens, stated.prompt, is_pair=len(stated.names) > 1)
+    rules, frame = _read(core, tokenizer, text_input.most_tokens, text_input.prompt, is_pair=len(text_input.names) > 1)
     TextProof(tokenizer, rules, frame, TextGraph(front), core).check()
 
 

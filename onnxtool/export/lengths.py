@@ -110,21 +110,21 @@ class Lengths:
     rescaled: str = ""
 
     @classmethod
-    def of(cls, model: Any, stated: int | None, *, asked: int | None, verified: bool) -> Lengths:
+    def of(cls, model: Any, stated: int | None, *, requested: int | None, verified: bool) -> Lengths:
         """Choose the text lengths that a file supports: as many tokens as the model accepts and the budget allows.
 
         Args:
             model: a transformers model for text.
             stated: the maximum number of tokens by configuration and tokenizer.
-            asked: the length requested by the user, at any cost.
+            requested: the length requested by the user, at any cost.
             verified: whether the file will be verified; otherwise no budget applies.
 
         Raises:
             ExportError: the model does not accept as many tokens as requested.
         """
-        if asked is not None and stated is not None and asked > stated:
+        if requested is not None and stated is not None and requested > stated:
             raise ExportError(
-                f"--max_length {asked} was passed, but {type(model).__name__} takes {stated} tokens by its "
+                f"--max_length {requested} was passed, but {type(model).__name__} takes {stated} tokens by its "
                 "configuration and tokenizer",
                 "leave it out, or pass fewer",
             )
@@ -132,11 +132,11 @@ class Lengths:
         lost = f"right up to {most} tokens only: for longer texts, transformers rescales the rotary embedding by the "
         lost = f"{lost}length of each (rope_type {kind}), and this file does not" if kind == "dynamic" else ""
         if not verified:
-            return cls(stated, asked or stated, why="as --max_length says" if asked else "", rescaled=lost)
+            return cls(stated, requested or stated, why="as --max_length says" if requested else "", rescaled=lost)
         work = Work.of(model)
-        longest, why = asked or stated or (_UNLIMITED if work.layers else _UNLIMITED_TABLE), ""
-        if asked is not None:
-            why = "as --max_length says" if asked != stated else ""
+        longest, why = requested or stated or (_UNLIMITED if work.layers else _UNLIMITED_TABLE), ""
+        if requested is not None:
+            why = "as --max_length says" if requested != stated else ""
         else:
             longest, why = _affordable(work, longest)
             if not why and stated is None:

@@ -406,7 +406,7 @@ def _choose_lengths(subject: _Subject) -> Lengths:
     stated = text.longest
     if longer is not None:
         stated = min(longer, longest_text(subject.model, None) or longer)
-    return Lengths.of(subject.model, stated, asked=options.max_length, verified=options.verify)
+    return Lengths.of(subject.model, stated, requested=options.max_length, verified=options.verify)
 
 
 def _plan_with_cache(subject: _Subject) -> Plan:

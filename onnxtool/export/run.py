@@ -336,7 +336,8 @@ def _write_graphs(
     graph, *encoders = traced
     staging.data_suffix = job.request.target.data_suffix
     adapters = [
-        one.write(staging.folder / adapter_file(paths.graph, one.name), graph.graph) for one in job.models.adapters
+        adapter.write(staging.folder / adapter_file(paths.graph, adapter.name), graph.graph)
+        for adapter in job.models.adapters
     ]
     graph.metadata_props.update(adapters_entry(adapters) if adapters else {})
     is_set = sizes and set_files(paths.graph, sizes)

@@ -259,13 +259,15 @@ class TargetSpecification:
             return partial(read_file, folder / TOKENIZER_NAME)
         return read_by_transformers(folder, lower_cases=self.target.tokenizer_of == "sentence-transformers")
 
-    def check_tokens(self, own: OwnTokenizer, folder: Path, texts: Sequence[Text]) -> None:
+    def check_tokens(self, tokenizer: OwnTokenizer, folder: Path, texts: Sequence[Text]) -> None:
         """Compare the tokens that the target makes from texts, using the files in `folder`, with transformers' tokens.
 
         Raises:
             CheckpointError: they differ.
         """
-        own.check(self.target.title, self.reader(folder), texts, "pass --target plain, and read texts with onnxtool")
+        tokenizer.check(
+            self.target.title, self.reader(folder), texts, "pass --target plain, and read texts with onnxtool"
+        )
 
     def check(self, root: Path, graph: ModelPath) -> None:
         """Compare the interface of the graph file, and the names of the files in `root`, with what the target expects.
@@ -567,9 +569,9 @@ def _in_words(modules: Sequence[PoolingModule]) -> str:
     return ", ".join(module.description for module in modules) or "nothing"
 
 
-def _fits(output: TensorInfo, wanted: TensorInfo) -> bool:
-    same = (output.name, output.dtype, len(output.shape)) == (wanted.name, wanted.dtype, len(wanted.shape))
-    return same and all(w is None or f == w for f, w in zip(output.shape, wanted.shape, strict=True))
+def _fits(output: TensorInfo, expected: TensorInfo) -> bool:
+    same = (output.name, output.dtype, len(output.shape)) == (expected.name, expected.dtype, len(expected.shape))
+    return same and all(w is None or f == w for f, w in zip(output.shape, expected.shape, strict=True))
 
 
 def _format(infos: Sequence[TensorInfo]) -> str:

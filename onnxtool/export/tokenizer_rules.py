@@ -50,12 +50,12 @@ _WAY = "leave --tokenizer out, and tokenize where the file runs with the tokeniz
 
 
 def read_tokenizer(
-    own: TextTokenizer, most_tokens: int, *, is_pair: bool = False, prompt: str = "", num_prompt: int = 0
+    text_tokenizer: TextTokenizer, most_tokens: int, *, is_pair: bool = False, prompt: str = "", num_prompt: int = 0
 ) -> tuple[GraphTokenizer, Frame]:
     """Return a tokenizer as a graph can do it, and how it makes rows of its ids.
 
     Args:
-        own: the tokenizer.
+        text_tokenizer: the tokenizer.
         most_tokens: the maximum number of tokens of a row.
         is_pair: whether it reads pairs of texts.
         prompt: a text before each text, or before the first of a pair.
@@ -64,13 +64,13 @@ def read_tokenizer(
     Raises:
         InputError: a graph cannot express one of its rules.
     """
-    content = json.loads(own.content)
+    content = json.loads(text_tokenizer.content)
     padding, cut = content["padding"], content["truncation"]
-    tokenizer = Tokenizer.from_str(own.content)
+    tokenizer = Tokenizer.from_str(text_tokenizer.content)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     frame = Frame(
-        _segments(tokenizer, is_pair=is_pair, adds_special=own.adds_special),
+        _segments(tokenizer, is_pair=is_pair, adds_special=text_tokenizer.adds_special),
         most_tokens,
         padding["pad_id"],
         padding["pad_type_id"],
@@ -271,9 +271,9 @@ def _model(pieces: Sequence[tuple[str, float]], unknown: int) -> bytes:
     return content
 
 
-def _is_white(one: str) -> bool:
+def _is_white(character: str) -> bool:
     """Return whether the tokenizers library takes a character for white space."""
-    return one.isspace() and len(WhitespaceSplit().pre_tokenize_str(f"a{one}a")) > 1
+    return character.isspace() and len(WhitespaceSplit().pre_tokenize_str(f"a{character}a")) > 1
 
 
 def _marks(

@@ -71,7 +71,8 @@ class Verifier:
     def __init__(self, job: Job) -> None:
         self._job, self._pipeline = job, job.plan.pipeline
         self.adapted = {
-            one.name: Verifier(replace(job, models=job.models.with_adapter(one))) for one in job.models.adapters
+            adapter.name: Verifier(replace(job, models=job.models.with_adapter(adapter)))
+            for adapter in job.models.adapters
         }
         # Keyed by the sizes of fixed axes and, apart from the usual cases, the text lengths.
         self._references: dict[tuple[tuple[tuple[str, int], ...], tuple[int, ...]], ReferenceOutputs] = {}

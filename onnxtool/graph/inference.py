@@ -293,25 +293,25 @@ def read_type(kind: onnx.TypeProto | None) -> Value | onnx.TypeProto | None:
     return Value(tuple(sizes), tensor.elem_type)
 
 
-def _reshaped(found: Value | onnx.TypeProto | None, target: Value | None) -> Value | onnx.TypeProto | None:
+def _reshaped(value: Value | onnx.TypeProto | None, target: Value | None) -> Value | onnx.TypeProto | None:
     """Return what is known about the output of a Reshape: at least its rank, if the length of its target is known."""
     length = target.shape[0] if target is not None and target.shape else None
-    if isinstance(found, Value) and found.shape is None and isinstance(length, int):
-        return Value((None,) * length, found.dtype)
-    return found
+    if isinstance(value, Value) and value.shape is None and isinstance(length, int):
+        return Value((None,) * length, value.dtype)
+    return value
 
 
 def _pieces(
-    found: Sequence[Value | onnx.TypeProto | None], whole: Value | None, attributes: Mapping[str, Any]
+    values: Sequence[Value | onnx.TypeProto | None], whole: Value | None, attributes: Mapping[str, Any]
 ) -> list[Value | onnx.TypeProto | None]:
     """Return the pieces of a Split with the unsplit axes of the whole; onnx infers none for computed sizes."""
     if whole is None or whole.shape is None:
-        return list(found)
+        return list(values)
     sizes = list(whole.shape)
     sizes[int(attributes.get("axis", 0))] = None
     return [
         Value(tuple(sizes), piece.dtype) if isinstance(piece, Value) and piece.shape is None else piece
-        for piece in found
+        for piece in values
     ]
 
 

@@ -160,7 +160,7 @@ def _half(value: ir.Value | None, *, second: bool) -> ir.Value | None:
         is_right = len(node.outputs) == 2 and node.outputs[second] is value and attribute(node, "axis", 0) in _LAST
         return node.inputs[0] if is_right else None
     starts, ends, axes, steps = (
-        constant(one) if one is not None else None for one in [*node.inputs[1:], *[None] * 4][:4]
+        constant(operand) if operand is not None else None for operand in [*node.inputs[1:], *[None] * 4][:4]
     )
     if starts is None or ends is None or axes is None or axes.tolist() not in [[one] for one in _LAST]:
         return None

@@ -98,7 +98,7 @@ class SymbolicInference(Inference):
 
     def _key(self, node: onnx.NodeProto, scope: Scope) -> Any:
         """Return everything that determines the output shapes; None if part of it is unknown."""
-        known: list[Any] = [node.op_type, *sorted(one.SerializeToString() for one in node.attribute)]
+        known: list[Any] = [node.op_type, *sorted(attribute.SerializeToString() for attribute in node.attribute)]
         for name in reads_of(node):
             value = scope.values.get(name)
             if value is None or value.shape is None or None in value.shape:
@@ -142,7 +142,7 @@ class SymbolicInference(Inference):
         operands = [one for one in given if one is not None]
         compute = self._operators().get(node.op_type)
         if compute is not None:
-            shape = np.broadcast_shapes(*(one.shape for one in operands))
+            shape = np.broadcast_shapes(*(operand.shape for operand in operands))
             if not is_small(shape, MAX_ELEMENTS):
                 return None
             return np.asarray(np.frompyfunc(compute, len(operands), 1)(*operands), object)
@@ -204,19 +204,19 @@ class SymbolicInference(Inference):
         signed = not (self._sizes.is_at_least(dividend, 0) and self._sizes.is_larger(divisor, 0))
         return self._sizes.name(("Mod", dividend, divisor), signed=signed)
 
-    def _smaller(self, one: int | str, other: int | str) -> int | str:
-        for first, second in ((one, other), (other, one)):
-            if self._sizes.is_at_least(second, first):
-                return first
-        self._sizes.note_turn(one, other)
-        bounds = (one, other)
+    def _smaller(self, first: int | str, other: int | str) -> int | str:
+        for smaller, larger in ((first, other), (other, first)):
+            if self._sizes.is_at_least(larger, smaller):
+                return smaller
+        self._sizes.note_turn(first, other)
+        bounds = (first, other)
         signed = not all(self._sizes.is_at_least(size, 0) for size in bounds)
         return self._sizes.name(("Min", *sorted(bounds, key=str)), signed=signed, bounds=bounds)
 
     def _larger(self, one: int | str, other: int | str) -> int | str:
-        for first, second in ((one, other), (other, one)):
-            if self._sizes.is_at_least(first, second):
-                return first
+        for larger, smaller in ((one, other), (other, one)):
+            if self._sizes.is_at_least(larger, smaller):
+                return larger
         self._sizes.note_turn(one, other)
         signed = not any(self._sizes.is_at_least(size, 0) for size in (one, other))
         return self._sizes.name(("Max", *sorted((one, other), key=str)), signed=signed)
@@ -227,22 +227,22 @@ class SymbolicInference(Inference):
             return (size > 0) - (size < 0)
         return 1 if self._sizes.is_at_least(size, 1, least=1) else None
 
-    def _equal(self, one: int | str, other: int | str) -> bool | None:
+    def _equal(self, size: int | str, other: int | str) -> bool | None:
         """Return whether two sizes are equal; None if that depends on the input sizes."""
-        if one == other:
+        if size == other:
             return True
-        if self._sizes.is_larger(one, other) or self._sizes.is_larger(other, one):
+        if self._sizes.is_larger(size, other) or self._sizes.is_larger(other, size):
             return False
-        self._sizes.note_turn(one, other)
+        self._sizes.note_turn(size, other)
         return None
 
-    def _less(self, one: int | str, other: int | str) -> bool | None:
+    def _less(self, size: int | str, other: int | str) -> bool | None:
         """Return whether a size is below another one; None if that depends on the input sizes."""
-        if self._sizes.is_larger(other, one):
+        if self._sizes.is_larger(other, size):
             return True
-        if self._sizes.is_at_least(one, other):
+        if self._sizes.is_at_least(size, other):
             return False
-        self._sizes.note_turn(one, other)
+        self._sizes.note_turn(size, other)
         return None
 
     # Shapes: what operators make from sizes.
@@ -474,8 +474,8 @@ class SymbolicInference(Inference):
         return shapes
 
 
-def _not(one: bool | None) -> bool | None:
-    return None if one is None else not one
+def _not(truth: bool | None) -> bool | None:
+    return None if truth is None else not truth
 
 
 def _chosen(which: bool | None, one: Any, other: Any) -> Any:

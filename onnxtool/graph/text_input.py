@@ -80,20 +80,20 @@ class Frame:
         return sum(len(segment.ids) for segment in self.segments)
 
 
-def build_front(tokenizer: GraphTokenizer, frame: Frame, wanted: Mapping[str, ir.DataType], opset: int) -> ir.Model:
+def build_front(tokenizer: GraphTokenizer, frame: Frame, dtypes: Mapping[str, ir.DataType], opset: int) -> ir.Model:
     """Return a model that reads texts and gives the inputs of a graph.
 
     Args:
         tokenizer: reads texts.
         frame: makes rows of their ids.
-        wanted: the outputs, among GIVEN, with their dtypes; integer [N, S] each.
+        dtypes: the outputs, among GIVEN, with their dtypes; integer [N, S] each.
         opset: the graph's.
     """
     texts = [ir.val(name, dtype=ir.DataType.STRING, shape=["batch_size"]) for name in frame.names]
     graph = ir.Graph(texts, [], nodes=[], opset_imports={"": opset, **_OPSETS}, name=SCOPE)
     write = Graph(graph)
     arrays = _rows(write, tokenizer, frame, texts)
-    for name, dtype in wanted.items():
+    for name, dtype in dtypes.items():
         output = write.op("Cast", arrays[name], to=dtype.value)
         output.name, output.dtype, output.shape = name, dtype, ir.Shape(["batch_size", "sequence_length"])
         graph.outputs.append(output)

@@ -186,16 +186,16 @@ class GraphTokenizer(ABC):
         )
 
 
-def _regrouped(graph: Graph, read: Tokens, ids: ir.Value, bounds: ir.Value) -> list[ir.Value]:
+def _regrouped(graph: Graph, tokens: Tokens, ids: ir.Value, bounds: ir.Value) -> list[ir.Value]:
     """Return the tokens of texts, given those of their parts.
 
     Args:
         graph: where to write.
-        read: the tokens of P parts.
+        tokens: the tokens of P parts.
         ids: the added token that a part is, or -1: int64 [P].
         bounds: the first part of each of N texts, and the number of all: int64 [N + 1].
     """
-    sizes = graph.op("Where", graph.op("Greater", ids, graph.array(-1)), graph.array(1), read.lengths)
+    sizes = graph.op("Where", graph.op("Greater", ids, graph.array(-1)), graph.array(1), tokens.lengths)
     ends = graph.op("CumSum", sizes, graph.array(0))
     starts = graph.op("Sub", ends, sizes)
     total = graph.op("ReduceMax", ends, keepdims=0)
@@ -207,8 +207,8 @@ def _regrouped(graph: Graph, read: Tokens, ids: ir.Value, bounds: ir.Value) -> l
     )
     part = graph.op("Gather", graph.op("CumSum", counts, graph.array(0)), place)  # the one that each token is of
     added = graph.op("Gather", ids, part)
-    offset = graph.op("Sub", graph.op("Gather", read.begins, part), graph.op("Gather", starts, part))
-    own = graph.op("Gather", graph.op("Concat", read.flat, graph.array([0]), axis=0), graph.op("Add", place, offset))
+    offset = graph.op("Sub", graph.op("Gather", tokens.begins, part), graph.op("Gather", starts, part))
+    own = graph.op("Gather", graph.op("Concat", tokens.flat, graph.array([0]), axis=0), graph.op("Add", place, offset))
     flat = graph.op("Where", graph.op("Greater", added, graph.array(-1)), added, own)
     edges = graph.op("Gather", graph.op("Concat", graph.array([0]), ends, axis=0), bounds)
     begins = graph.op("Slice", edges, graph.array([0]), graph.array([-1]))

@@ -83,34 +83,34 @@ class AnsweredTexts:
     notes: list[str] = field(default_factory=list)
 
 
-def answer_texts(model: TextModel, texts: Sequence[Item], asked: AnswerOptions) -> InferReport:
+def answer_texts(model: TextModel, texts: Sequence[Item], options: AnswerOptions) -> InferReport:
     """Answer each of N texts, in order.
 
     Raises:
         InputError: there are no texts, the model takes no pairs or only pairs, or it does not support windows.
     """
-    model = model.of_task(model.task_of(asked.task))
-    texts, asked = _checked(model, texts, asked)
-    read = AnsweredTexts()
+    model = model.of_task(model.task_of(options.task))
+    texts, options = _checked(model, texts, options)
+    answered = AnsweredTexts()
     for start in range(0, len(texts), _TEXTS_AT_A_TIME):
         part = texts[start : start + _TEXTS_AT_A_TIME]
         tell(Stage("running text", start, len(texts)))
-        _answer_part(model, part, asked, read)
-    similarities = _similarities(model, read)
-    report = _report(model, asked, read)
-    rankings = _rankings(read.answers) if report.kind == "scores" else ()
+        _answer_part(model, part, options, answered)
+    similarities = _similarities(model, answered)
+    report = _report(model, options, answered)
+    rankings = _rankings(answered.answers) if report.kind == "scores" else ()
     return replace(report, similarities=similarities, rankings=rankings)
 
 
 def stream_answers(
-    model: TextModel, texts: Iterable[Item], asked: AnswerOptions, total: int = 0
+    model: TextModel, texts: Iterable[Item], options: AnswerOptions, total: int = 0
 ) -> Iterator[InferReport]:
     """Answer texts as they arrive, in order, holding only part of them at a time.
 
     Args:
         model: the model.
         texts: texts and pairs; their ids need not be unique.
-        asked: the user's options.
+        options: the user's options.
         total: the approximate number of texts; 0 if unknown.
 
     Yields:
@@ -120,38 +120,38 @@ def stream_answers(
     Raises:
         InputError: as for `answer_texts`, when the text is reached.
     """
-    model = model.of_task(model.task_of(asked.task))
+    model = model.of_task(model.task_of(options.task))
     counts = Counts()
     notes: dict[str, None] = {}
     for part in in_parts(texts):
         tell(Stage("running text", counts.texts, max(total, counts.texts + len(part)) if total else 0))
-        named, settled = _checked(model, part, asked)
-        read = AnsweredTexts(counts, notes=list(notes))
-        _answer_part(model, named, settled, read)
-        notes |= dict.fromkeys(read.notes)
-        yield _report(model, settled, read)
+        named, settled = _checked(model, part, options)
+        answered = AnsweredTexts(counts, notes=list(notes))
+        _answer_part(model, named, settled, answered)
+        notes |= dict.fromkeys(answered.notes)
+        yield _report(model, settled, answered)
 
 
 def _checked(
-    model: TextModel, texts: Sequence[Item], asked: AnswerOptions
+    model: TextModel, texts: Sequence[Item], options: AnswerOptions
 ) -> tuple[Sequence[TextInput], AnswerOptions]:
     """Return texts with their queries, and the options with the model's defaults filled in."""
     if not texts:
         raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
-    if asked.top_k is not None and not model.head.has_candidates:
+    if options.top_k is not None and not model.head.has_candidates:
         raise InputError(
-            f"--top_k {asked.top_k} was passed, but {model.session.model.path} gives {model.head.kind}: no candidates",
+            f"--top_k {options.top_k} was passed: {model.session.model.path} gives {model.head.kind}, no candidates",
             "leave it out; it is for terms, labels, tokens and answers to a question",
         )
-    if asked.prune is not None:
+    if options.prune is not None:
         model.vector_head()
-    named = [_named(item, asked.query) for item in texts]
+    named = [_named(item, options.query) for item in texts]
     _require_form(model, named)
-    task = _task_of_tokens(model, named, asked.task) if model.is_late_interaction else asked.task
-    long = asked.long or LongTexts("window" if model.head.splits_long_texts else "truncate")
+    task = _task_of_tokens(model, named, options.task) if model.is_late_interaction else options.task
+    long = options.long or LongTexts("window" if model.head.splits_long_texts else "truncate")
     if long.way == "window":
         model.head.require_windows()
-    return named, replace(asked, task=task, long=long)
+    return named, replace(options, task=task, long=long)
 
 
 def in_parts(texts: Iterable[AnItem]) -> Iterator[tuple[AnItem, ...]]:
@@ -161,14 +161,14 @@ def in_parts(texts: Iterable[AnItem]) -> Iterator[tuple[AnItem, ...]]:
         yield part
 
 
-def _report(model: TextModel, asked: AnswerOptions, read: AnsweredTexts) -> InferReport:
+def _report(model: TextModel, options: AnswerOptions, answered: AnsweredTexts) -> InferReport:
     return InferReport(
         model=str(model.session.model.path),
         provider=model.session.provider,
         task=model.task,
-        kind="scores" if read.queries else model.head.kind,
-        answers=tuple(read.answers),
-        notes=tuple(dict.fromkeys([*_notes(model, asked, read.counts), *read.notes])),
+        kind="scores" if answered.queries else model.head.kind,
+        answers=tuple(answered.answers),
+        notes=tuple(dict.fromkeys([*_notes(model, options, answered.counts), *answered.notes])),
     )
 
 
@@ -193,8 +193,8 @@ def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: 
         )
     prompt = None if options.prompt == QUERY else options.prompt  # asks for the lookup, also without such a prompt
     before = queries.prompts.find(prompt, QUERY)
-    read = queries.read([text.contents for text in texts], prompt=prompt)
-    found = queries.weigh(read).without(queries.tokenizer.framing_ids)
+    answered = queries.read([text.contents for text in texts], prompt=prompt)
+    found = queries.weigh(answered).without(queries.tokenizer.framing_ids)
     if options.prune is not None:
         found = found.pruned(options.prune)
     rows = found.terms(options.top_k or _TOP_TERMS)
@@ -212,7 +212,7 @@ def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: 
                 candidates=tuple(Scored(*term) for term in row.items()),
                 id=text.id,
             )
-            for text, ids, row in zip(texts, read, rows, strict=True)
+            for text, ids, row in zip(texts, answered, rows, strict=True)
         ),
         notes=(
             "queries are looked up in the checkpoint's table; the model did not run",
@@ -259,30 +259,32 @@ def _task_of_tokens(model: TextModel, texts: Sequence[TextInput], task: str | No
     return model.task_of(task)
 
 
-def _answer_part(model: TextModel, texts: Sequence[TextInput], asked: AnswerOptions, read: AnsweredTexts) -> None:
-    head, counts = model.head, read.counts
+def _answer_part(model: TextModel, texts: Sequence[TextInput], options: AnswerOptions, answered: AnsweredTexts) -> None:
+    head, counts = model.head, answered.counts
     items: list[Text] = [
         text.contents if text.query is None or model.is_late_interaction else (text.query, text.contents)
         for text in texts
     ]
-    windows = model.windows(items, prompt=asked.prompt, task=asked.task, long=asked.long or CUT, first=counts.texts + 1)
+    windows = model.windows(
+        items, prompt=options.prompt, task=options.task, long=options.long or CUT, first=counts.texts + 1
+    )
     answers: Iterable[Answer]
     vectors: Sequence[DenseVectors] = ()
     if isinstance(head, AnswerHead):
-        answers = _read_answers(model, head, texts, windows, asked.top_k)
+        answers = _read_answers(model, head, texts, windows, options.top_k)
     else:
         encoded: Any = model.encode_windows(windows)
-        if pruning := head.pruning_for(asked.prune, asked.task):
+        if pruning := head.pruning_for(options.prune, options.task):
             encoded = encoded.pruned(pruning)
         if isinstance(encoded, SparseVectors):
-            rows = encoded.terms(asked.top_k or _TOP_TERMS)
+            rows = encoded.terms(options.top_k or _TOP_TERMS)
             answers = [Answer(tuple(Scored(*term) for term in row.items() if term[1] > 0)) for row in rows]
         elif isinstance(encoded, TokenVectors):
-            answers = _token_answers(model, texts, encoded, read)
+            answers = _token_answers(model, texts, encoded, answered)
         else:
             vectors = list(encoded)
             answers = [Answer(outputs={"sentence_embedding": vector.shape}) for vector in vectors]
-        read.notes += [head.note] if head.note else []
+        answered.notes += [head.note] if head.note else []
     answers = list(answers)
     counts.texts += len(texts)
     counts.windows += sum(map(len, windows))
@@ -291,10 +293,10 @@ def _answer_part(model: TextModel, texts: Sequence[TextInput], asked: AnswerOpti
     counts.empty += sum(not text.contents.strip() for text in texts)
     length = model.batch_rules.sequence_length or 0
     counts.padded += sum(len(window) < length for group in windows for window in group)
-    read.vectors += vectors
-    read.notes += [answer.note for answer in answers if answer.note]
+    answered.vectors += vectors
+    answered.notes += [answer.note for answer in answers if answer.note]
     for position, (text, group, answer) in enumerate(zip(texts, windows, answers, strict=True)):
-        read.answers.append(
+        answered.answers.append(
             TextAnswer(
                 text=text.contents,
                 num_tokens=sum(map(len, group)),
@@ -312,7 +314,7 @@ def _answer_part(model: TextModel, texts: Sequence[TextInput], asked: AnswerOpti
 
 
 def _token_answers(
-    model: TextModel, texts: Sequence[TextInput], encoded: TokenVectors, read: AnsweredTexts
+    model: TextModel, texts: Sequence[TextInput], encoded: TokenVectors, answered: AnsweredTexts
 ) -> Iterator[Answer]:
     """Answer with each text's similarity to its query, or with its vectors if it has none."""
     is_mean = isinstance(model.head, TokensOfTexts) and model.head.is_mean
@@ -321,12 +323,12 @@ def _token_answers(
             vectors = encoded.row(place)
             yield Answer(outputs={TOKENS: vectors.shape}, token_vectors=vectors)
             continue
-        if text.query not in read.queries:
+        if text.query not in answered.queries:
             asking = model.of_task(QUERY)
             query = asking.encode_windows(asking.windows([text.query], task=QUERY))
             assert isinstance(query, TokenVectors)  # noqa: S101  as `encoded`, of the same head
-            read.queries[text.query] = query
-        scores = read.queries[text.query].max_similarities(encoded.take([place]), is_mean=is_mean)
+            answered.queries[text.query] = query
+        scores = answered.queries[text.query].max_similarities(encoded.take([place]), is_mean=is_mean)
         yield Answer((Scored("meanmaxsim" if is_mean else "maxsim", float(scores[0, 0])),))
 
 
@@ -357,19 +359,19 @@ def numbers_of(vector: NDArray[Any]) -> tuple[float, ...]:
     return tuple(vector.tolist() if vector.dtype.kind in "iu" else (float(str(value)) for value in vector))
 
 
-def _similarities(model: TextModel, read: AnsweredTexts) -> tuple[tuple[float, ...], ...]:
+def _similarities(model: TextModel, answered: AnsweredTexts) -> tuple[tuple[float, ...], ...]:
     """Return the cosine of every pair of embeddings, or nothing with a note if the table would be huge."""
-    count = len(read.vectors)
+    count = len(answered.vectors)
     if count < 2 or not isinstance(model.head, Embeddings):
         return ()
     if count > MAX_SIMILARITIES:
-        read.notes.append(f"no similarities: {count} texts, and pairs are compared up to {MAX_SIMILARITIES} texts")
+        answered.notes.append(f"no similarities: {count} texts, and pairs are compared up to {MAX_SIMILARITIES} texts")
         return ()
     if (stated := model.folder.sentence_modules.encoder.get("similarity_fn_name")) not in (None, "cosine"):
-        read.notes.append(
+        answered.notes.append(
             f"these are cosines, and the checkpoint compares vectors by {str(stated)[:40]}, as evaluate does"
         )
-    return tuple(tuple(float(value) for value in row) for row in model.head.similarities(np.stack(read.vectors)))
+    return tuple(tuple(float(value) for value in row) for row in model.head.similarities(np.stack(answered.vectors)))
 
 
 def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:
@@ -382,13 +384,13 @@ def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:
     )
 
 
-def _notes(model: TextModel, asked: AnswerOptions, counts: Counts) -> list[str]:
+def _notes(model: TextModel, options: AnswerOptions, counts: Counts) -> list[str]:
     """Return notes for the user on how the texts were read."""
     notes = list(model.reading_notes)
-    if asked.task is None and (note := model.route_note):
+    if options.task is None and (note := model.route_note):
         notes.append(note)
-    notes += model.adapter_notes + model.prompt_notes(asked.prompt, asked.task)
-    limit = model.limit_of(asked.task)
+    notes += model.adapter_notes + model.prompt_notes(options.prompt, options.task)
+    limit = model.limit_of(options.task)
     total = counts.texts
     if limit is not None and counts.cut:
         notes.append(f"{counts.cut} of {total} texts were cut to {limit.tokens} tokens ({limit.source})")

@@ -93,9 +93,9 @@ def _require_whole(texts: Sequence[EncodedText], limit: Limit, first: int) -> No
             )
 
 
-def _require_tokens(texts: Sequence[Text], read: Sequence[EncodedText], first: int) -> None:
+def _require_tokens(texts: Sequence[Text], encoded: Sequence[EncodedText], first: int) -> None:
     """Refuse a text without any tokens, which leaves nothing to pool."""
-    for number, (text, tokens) in enumerate(zip(texts, read, strict=True), start=first):
+    for number, (text, tokens) in enumerate(zip(texts, encoded, strict=True), start=first):
         if not len(tokens):
             raise InputError(
                 f"text {number} has no tokens: {str(text)[:60]!r}",

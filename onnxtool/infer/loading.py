@@ -85,11 +85,11 @@ class LoadedModel(TextModel):
         texts: str | TextInput | Iterable[Item],
         *,
         query: str | None = None,
-        asked: AnswerOptions = AnswerOptions(),  # noqa: B008  frozen
+        options: AnswerOptions = AnswerOptions(),  # noqa: B008  frozen
         total: int = 0,
     ) -> Iterator[InferReport]:
         """Answer any number of texts like `answer`, a few hundred at a time; see `stream_answers`."""
-        return stream_answers(self, several(texts), asked if query is None else replace(asked, query=query), total)
+        return stream_answers(self, several(texts), options if query is None else replace(options, query=query), total)
 
 
 @checked

@@ -272,11 +272,11 @@ class TextModel:
             )
         return self.tokenizer.count_prompt(prompt, self.limit)
 
-    def _prepared(self, read: list[list[EncodedText]], task: str | None) -> list[list[EncodedText]]:
+    def _prepared(self, encoded: list[list[EncodedText]], task: str | None) -> list[list[EncodedText]]:
         head = self.head
         if not isinstance(head, VectorHead):
-            return read
-        return [[head.prepare(window, task) for window in group] for group in read]
+            return encoded
+        return [[head.prepare(window, task) for window in group] for group in encoded]
 
     def task_of(self, task: str | None) -> str | None:
         """Return the default task of texts: documents in late interaction."""

@@ -126,9 +126,9 @@ class SparseVectors:
         """
         return self._kept(Pruning.of_kind(rule, "terms").kept(self.indptr, self.weights))
 
-    def _kept(self, kept: NDArray[np.bool_]) -> SparseVectors:
-        before = np.concatenate([[0], np.cumsum(kept)])
-        return SparseVectors(before[self.indptr], self.indices[kept], self.weights[kept], self.vocabulary)
+    def _kept(self, is_kept: NDArray[np.bool_]) -> SparseVectors:
+        before = np.concatenate([[0], np.cumsum(is_kept)])
+        return SparseVectors(before[self.indptr], self.indices[is_kept], self.weights[is_kept], self.vocabulary)
 
     def to_dense(self) -> DenseVectors:
         """Return float32 [N, V]."""

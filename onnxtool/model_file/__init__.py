@@ -177,22 +177,20 @@ class ModelFile:
         return found
 
     @checked
-    def with_sizes(self, stated: Sequence[SizedFile] = ()) -> ModelFile:
+    def with_sizes(self, files: Sequence[SizedFile] = ()) -> ModelFile:
         """Return the model with other files of fixed sizes; with none, it runs by itself."""
-        metadata = (
-            {**self.structure.metadata, **sizes_entry(stated)} if stated or self.sizes else self.structure.metadata
-        )
+        metadata = {**self.structure.metadata, **sizes_entry(files)} if files or self.sizes else self.structure.metadata
         return type(self)(self.path, self.structure._replace(metadata=metadata), self.adapter)
 
     @checked
-    def sized(self, stated: SizedFile) -> ModelFile:
+    def sized(self, entry: SizedFile) -> ModelFile:
         """Open one of the files of fixed sizes.
 
         Raises:
             ModelFileError: it is missing, or not the file that was written with this one.
         """
-        path = self.path.with_name(stated.file)
-        if not path.is_file() or digest_of_start(path, path.stat().st_size) != stated.sha256:
+        path = self.path.with_name(entry.file)
+        if not path.is_file() or digest_of_start(path, path.stat().st_size) != entry.sha256:
             raise ModelFileError(
                 f"{path} is {'not the file of its set' if path.is_file() else 'missing'}: {self.path} was written "
                 "with it, and states its digest",
@@ -221,9 +219,9 @@ class ModelFile:
         """
         if name is None:
             return self
-        stated = next((one for one in self.adapters if one.name == name), None)
+        stated = next((adapter for adapter in self.adapters if adapter.name == name), None)
         if stated is None:
-            known = ", ".join(one.name for one in self.adapters)
+            known = ", ".join(adapter.name for adapter in self.adapters)
             raise InputError(
                 f"{self.path} has no adapter {name!r}; it has {known or 'none'}",
                 "pass one of these" if known else "export the checkpoint with --adapter",
@@ -255,7 +253,7 @@ class ModelFile:
         members = [self.path.with_name(stated.file) for stated in self.sizes]
         made = [self, *(type(self)(path, read_structure(path)) for path in members if path.is_file())]
         contexts = [one.path.with_name(one.compiled.context) for one in made if one.compiled is not None]
-        contexts += [self.path.with_name(one.file) for one in self.adapters]
+        contexts += [self.path.with_name(adapter.file) for adapter in self.adapters]
         return (self.path, *(self.path.parent / location for location in self.external_locations), *members, *contexts)
 
     @cached_property
@@ -629,9 +627,9 @@ def _parts_of(output: Path) -> list[Path]:
     """
     try:
         old = ModelFile(output, read_structure(output)) if output.is_file() else None
-        named = [] if old is None else [(one.file, one.sha256) for one in old.sizes]
+        named = [] if old is None else [(size.file, size.sha256) for size in old.sizes]
         named += [] if old is None or old.compiled is None else [(old.compiled.context, old.compiled.context_sha256)]
-        named += [] if old is None else [(one.file, one.sha256) for one in old.adapters]
+        named += [] if old is None else [(adapter.file, adapter.sha256) for adapter in old.adapters]
     except ModelFileError:
         return []
     own = re.compile(re.escape(output.stem) + r"(-[0-9x]+)?(\.onnx|_.+|\..+\.onnx_adapter)")

@@ -39,7 +39,7 @@ def settle_imports(opset_imports: MutableMapping[str, int]) -> None:
 def settle_domains(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace the alias in all opset imports, nodes and functions of `model`, in place, and return it."""
     for holder in (model, *model.functions):
-        imports = {one.domain: one.version for one in holder.opset_import}
+        imports = {opset.domain: opset.version for opset in holder.opset_import}
         settle_imports(imports)
         for one, (domain, version) in zip(holder.opset_import, imports.items(), strict=False):
             one.domain, one.version = domain, version

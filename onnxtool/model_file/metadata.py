@@ -140,9 +140,9 @@ class SizedFile(NamedTuple):
     sha256: str
 
 
-def sizes_entry(stated: Sequence[SizedFile]) -> dict[str, str]:
+def sizes_entry(files: Sequence[SizedFile]) -> dict[str, str]:
     """Return the metadata that names the files of fixed sizes."""
-    return {SIZES_KEY: json.dumps([one._asdict() for one in stated], separators=(",", ":"))}
+    return {SIZES_KEY: json.dumps([one._asdict() for one in files], separators=(",", ":"))}
 
 
 def parse_sizes(text: str) -> tuple[SizedFile, ...] | None:
@@ -167,9 +167,9 @@ class AdapterFile(NamedTuple):
     sha256: str
 
 
-def adapters_entry(stated: Sequence[AdapterFile]) -> dict[str, str]:
+def adapters_entry(files: Sequence[AdapterFile]) -> dict[str, str]:
     """Return the metadata that names the adapters."""
-    return {ADAPTERS_KEY: json.dumps([one._asdict() for one in stated], separators=(",", ":"))}
+    return {ADAPTERS_KEY: json.dumps([one._asdict() for one in files], separators=(",", ":"))}
 
 
 def parse_adapters(text: str) -> tuple[AdapterFile, ...] | None:

@@ -297,8 +297,8 @@ def _refuse_external_attributes(model: ir.Model) -> None:
 class _Every(Message):
     """A table that has every field: under its name where `named` has it, and with its tag, undecoded."""
 
-    def __init__(self, named: Message) -> None:
-        self._named = named
+    def __init__(self, message: Message) -> None:
+        self._named = message
 
     def get(self, tag: int, default: Any = None) -> Any:
         name = self._named[tag][0] if tag in self._named else ""
@@ -391,7 +391,7 @@ def sort_nodes(model: onnx.ModelProto) -> bool:
 
     Nodes move no further than necessary. Nodes in a cycle keep their order, after all others.
     """
-    bodies: list[MutableSequence[onnx.NodeProto]] = [model.graph.node, *(one.node for one in model.functions)]
+    bodies: list[MutableSequence[onnx.NodeProto]] = [model.graph.node, *(function.node for function in model.functions)]
     return any([_sort(nodes) for nodes in bodies])  # noqa: C419  all of them are to be sorted
 
 

@@ -114,7 +114,11 @@ def _names(node: ir.Node) -> set[str]:
     """
     layers = re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, ""))[:-1]  # the last is the node
     if not layers and "/" not in str(node.name):
-        layers = [str(one.name) for one in node.inputs if one is not None and is_weight(one) and is_float(one)]
+        layers = [
+            str(operand.name)
+            for operand in node.inputs
+            if operand is not None and is_weight(operand) and is_float(operand)
+        ]
     found = _operators(node)
     for name in (str(node.name or ""), *layers):
         parts = _dotted(name).split(".")
@@ -133,7 +137,11 @@ def _key(node: ir.Node) -> _Key:
 
 def _is_float32(node: ir.Node, dtypes: Mapping[str, int]) -> bool:
     """Whether a node computes in float32; a Shape reads no numbers."""
-    values = [one for one in (*node.inputs, *node.outputs) if one is not None and node.op_type not in ("Shape", "Size")]
+    values = [
+        operand
+        for operand in (*node.inputs, *node.outputs)
+        if operand is not None and node.op_type not in ("Shape", "Size")
+    ]
     found = {tensor_of(one).dtype.value if is_weight(one) else dtypes.get(str(one.name)) for one in values}
     return ir.DataType.FLOAT.value in found and not _OTHERS & found
 
@@ -152,7 +160,10 @@ class Trail:
         if _KEY not in model.meta:
             return None
         nodes = {_key(node): node for node in model.graph}
-        reads = {key: ["" if one is None else str(one.name) for one in node.inputs] for key, node in nodes.items()}
+        reads = {
+            key: ["" if operand is None else str(operand.name) for operand in node.inputs]
+            for key, node in nodes.items()
+        }
         makers = {str(value.name): key for key, node in nodes.items() for value in node.outputs}
         return cls({key: patterns_of(node) for key, node in nodes.items()}, reads, makers)
 
@@ -189,7 +200,10 @@ class Trail:
         waiting = [str(value.name) for value in node.outputs]
         for reader, place in (use for value in node.outputs for use in value.uses()):
             waiting += self.reads.get(_key(reader), [])[place : place + 1]
-        given, found = {"" if one is None else str(one.name) for one in node.inputs}, set[_Key]()
+        given, found = (
+            {"" if operand is None else str(operand.name) for operand in node.inputs},
+            set[_Key](),
+        )
         while waiting:
             maker = self.makers.get(waiting.pop())
             if maker is not None and maker in gone and maker not in found:

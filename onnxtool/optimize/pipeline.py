@@ -149,11 +149,11 @@ def _keep_names_apart(model: ir.Model) -> None:
             _rename(output, known)
 
 
-def _rename(value: ir.Value, known: set[str | None]) -> None:
+def _rename(value: ir.Value, used_names: set[str | None]) -> None:
     names = (f"{value.name}_{number}" for number in itertools.count(1))
-    new = next(name for name in names if name not in known)
+    new = next(name for name in names if name not in used_names)
     value.name = new
-    known.add(new)
+    used_names.add(new)
 
 
 def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:
@@ -167,15 +167,15 @@ def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:
 
 
 def rewrite_each(
-    model: ir.Model, found: Sequence[Sequence[Any]], rewrite: Callable[..., str], *shared: object
+    model: ir.Model, matches: Sequence[Sequence[Any]], rewrite: Callable[..., str], *shared: object
 ) -> Outcome:
     """Rewrite each match of a pattern by `rewrite(*match, shapes of the model, *shared)`.
 
     `rewrite` returns the precondition that does not hold, if any.
     """
-    shapes = find_shapes(model) if found else None
-    reasons = [reason for match in found if (reason := rewrite(*match, shapes, *shared))]
-    return Outcome(model, len(found) - len(reasons), refusals(reasons))
+    shapes = find_shapes(model) if matches else None
+    reasons = [reason for match in matches if (reason := rewrite(*match, shapes, *shared))]
+    return Outcome(model, len(matches) - len(reasons), refusals(reasons))
 
 
 def refusals(reasons: Sequence[str]) -> str:

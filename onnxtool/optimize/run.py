@@ -127,7 +127,7 @@ def plan_optimization(options: OptimizeOptions) -> WritePlan:
     if options.compiled:
         notes = (f"what {options.target.place} compiles goes to a file of its own beside each",)
     files = [*(set_files(output, options.sizes) if options.sizes else ()), output]
-    files += [output.with_name(one.file) for one in source.adapters if output.parent != source.path.parent]
+    files += [output.with_name(adapter.file) for adapter in source.adapters if output.parent != source.path.parent]
     if len(files) > 1:
         files.append(output.with_name(f"{output.name}.data"))
     if options.vocabulary is not None:
@@ -483,8 +483,8 @@ class _Run:
         tolerance = _tolerance(self.options, precision, target, self.before)
         verifier = Verifier(reference, steps, conversion.context, tolerance, None if pruned is None else pruned.pruning)
         verification = verifier.verify(result)
-        for one in self.source.adapters:
-            notes += (self._compare_adapter(one.name, result, verifier),)
+        for adapter in self.source.adapters:
+            notes += (self._compare_adapter(adapter.name, result, verifier),)
         self.stopwatch.lap("verify")
         return verification, notes
 

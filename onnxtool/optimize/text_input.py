@@ -25,13 +25,13 @@ Optimize = Callable[[OptimizeOptions], OptimizeReport]
 
 
 def optimize_behind(
-    source: ModelFile, stated: TextInput, output: Path, options: OptimizeOptions, optimize: Optimize
+    source: ModelFile, text_input: TextInput, output: Path, options: OptimizeOptions, optimize: Optimize
 ) -> OptimizeReport:
     """Optimize a graph that reads texts, and compare the result with its optimized part bit by bit.
 
     Args:
         source: the file.
-        stated: how it reads texts.
+        text_input: how it reads texts.
         output: where to write.
         options: of the optimization.
         optimize: optimizes a file that reads ids.
@@ -43,14 +43,14 @@ def optimize_behind(
     """
     with staged(output, force=options.force) as staging, tempfile.TemporaryDirectory(dir=staging.folder.parent) as name:
         folder = Path(name)
-        core, front = take_tokenizer_off(source, stated, folder)
+        core, front = take_tokenizer_off(source, text_input, folder)
         report = optimize(
             replace(options, model_path=core.path, output=folder / f"optimized-{output.name}", force=False)
         )
         optimized = ModelFile.open(Path(report.output))
         content, model = serialized(front), load_model(optimized.path)
         put_before(model, front)
-        model.metadata_props.update(stated.entry)
+        model.metadata_props.update(text_input.entry)
         result = ModelFile.open(save_model(model, staging))
         del model, front
         if options.verify:

@@ -139,22 +139,24 @@ class Check:
         source: ModelFile,
         folder: CheckpointFolder,
         texts: Texts,
-        kept: NDArray[np.int64],
+        kept_ids: NDArray[np.int64],
         part: NDArray[np.int64],
     ) -> None:
-        self._source, self._texts, self._kept, self._part = source, texts, kept, part
+        self._source, self._texts, self._kept, self._part = source, texts, kept_ids, part
         self._own = open_tokenizer(folder)
         vocabulary = Vocabulary.of(self._own.rules)
         self._other = TextTokenizer(replace(folder, embedded=vocabulary.trimmed(part)))
         limit = text_limit(source, folder, source.stated_task)
         self._limit = MOST_TOKENS if limit is None else min(MOST_TOKENS, limit)
 
-    def compare(self, cut: ModelFile, found: VocabularyCut, over: Sequence[str], *, runs: bool) -> VocabularyCut:
+    def compare(
+        self, cut: ModelFile, cut_vocabulary: VocabularyCut, over: Sequence[str], *, runs: bool
+    ) -> VocabularyCut:
         """Compare ids of all texts, then outputs of some.
 
         Args:
             cut: the cut file, with its tokenizer.
-            found: the report so far.
+            cut_vocabulary: the report so far.
             over: the outputs over the vocabulary, [.., V].
             runs: whether outputs are compared, too.
 
@@ -178,15 +180,19 @@ class Check:
             others = [text for text, one, two in self._read_twice(held_out) if one.ids != two.ids]
             num_held_out, num_changed = num_held_out + len(held_out), num_changed + len(others)
             changed += others[: _MOST_CHANGED - len(changed)]
-        found = replace(found, num_texts=number, num_held_out=num_held_out, num_changed=num_changed)
+        cut_vocabulary = replace(cut_vocabulary, num_texts=number, num_held_out=num_held_out, num_changed=num_changed)
         if not runs:
-            return found
+            return cut_vocabulary
         tell(f"running {self._source.path.name} and the cut file")
         run = open_alike(self._source, provider=CPU, disabled=()).run
         cosines = self._cosines(run, changed, over)
-        found = self._compare_outputs(run, cut, found, tried[:: -(-len(tried) // _MOST_RUN) or 1], over)
+        cut_vocabulary = self._compare_outputs(
+            run, cut, cut_vocabulary, tried[:: -(-len(tried) // _MOST_RUN) or 1], over
+        )
         return replace(
-            found, cosine_mean=sum(cosines) / len(cosines) if cosines else None, cosine_min=min(cosines, default=None)
+            cut_vocabulary,
+            cosine_mean=sum(cosines) / len(cosines) if cosines else None,
+            cosine_min=min(cosines, default=None),
         )
 
     def _read_twice(
@@ -202,7 +208,7 @@ class Check:
         return text_feeds(self._source, self._own.pad([text] * (size or 1), length))
 
     def _compare_outputs(
-        self, run: Runner, cut: ModelFile, found: VocabularyCut, texts: Sequence[Text], over: Sequence[str]
+        self, run: Runner, cut: ModelFile, cut_vocabulary: VocabularyCut, texts: Sequence[Text], over: Sequence[str]
     ) -> VocabularyCut:
         """Run both files on each text alone."""
         run_cut = open_alike(cut, provider=CPU, disabled=()).run
@@ -224,7 +230,7 @@ class Check:
             raise PassError(f"outputs of the cut file differ by {largest:.3g} on texts whose tokens are kept", _REPORT)
         (before, num_before), (weights, num_terms) = sums.tolist()
         return replace(
-            found,
+            cut_vocabulary,
             num_run=len(equal),
             num_equal=sum(equal),
             largest_difference=largest,
@@ -384,7 +390,7 @@ class Cut:
         cut = ModelFile.open(save_model(self._model, Staging(self._path.parent, self._path, self._path.parent)))
         names = {table.name for table in self._rows.tables}
         before, after = (
-            sum(one.size_bytes for one in file.structure.initializers if one.name in names)
+            sum(initializer.size_bytes for initializer in file.structure.initializers if initializer.name in names)
             for file in (self._source, cut)
         )
         if before - after != gone:
@@ -407,9 +413,9 @@ class Cut:
         # Positions begin behind the id of padding, which therefore stays where it is.
         return found | self._rows.compared | {*range(reserved_positions(self.folder))}
 
-    def _write_files(self, kept: NDArray[np.int64]) -> tuple[str, ...]:
-        """Write the checkpoint's files for the ids `kept`; return notes on ids in them that no token has."""
-        new, content = renumbering(kept), self._vocabulary.trimmed(kept)
+    def _write_files(self, kept_ids: NDArray[np.int64]) -> tuple[str, ...]:
+        """Write the checkpoint's files for the ids `kept_ids`; return notes on ids in them that no token has."""
+        new, content = renumbering(kept_ids), self._vocabulary.trimmed(kept_ids)
         tokens = Vocabulary.of(content).ids
         query, notes = self.folder.sentence_modules.query, []
         for name, path in self._settings.items():
@@ -422,7 +428,7 @@ class Cut:
             elif query is not None and name == query.file(MODULE_WEIGHTS):
                 from safetensors.numpy import save_file
 
-                save_file({"weight": SparseStaticEmbedding.read(query).weights[kept]}, target)
+                save_file({"weight": SparseStaticEmbedding.read(query).weights[kept_ids]}, target)
             elif path.suffix != ".json":
                 shutil.copyfile(path, target)
             else:
@@ -432,11 +438,11 @@ class Cut:
                 else:
                     missing = sorted(ids_in_settings(value) - {*self._vocabulary.ids.values()})
                     notes += [f"{name} names the id {number}, which no token has: it is null now" for number in missing]
-                    value = renumber_settings(value, new, len(kept), is_id=path.name == "added_tokens.json")
+                    value = renumber_settings(value, new, len(kept_ids), is_id=path.name == "added_tokens.json")
                 target.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         return tuple(notes)
 
-    def _metadata(self, num_rows: int, kept: NDArray[np.int64]) -> dict[str, str]:
+    def _metadata(self, num_rows: int, kept_ids: NDArray[np.int64]) -> dict[str, str]:
         """Return the metadata of the cut file."""
         stated = {key: text for key, text in self._source.structure.metadata.items() if key != SIZES_KEY}
         before, after = (
@@ -449,10 +455,10 @@ class Cut:
             stated[TOKENIZER_KEY] = after
         if WEIGHTS_KEY in stated:  # vectors of the cut file and of the input are not those of one model
             stated[WEIGHTS_KEY] = hashlib.sha256(f"{stated[WEIGHTS_KEY]} {after}".encode()).hexdigest()
-        new, recipes = renumbering(kept), parse_json(stated.get(INPUTS_KEY, "{}"))
+        new, recipes = renumbering(kept_ids), parse_json(stated.get(INPUTS_KEY, "{}"))
         for recipe in (recipes.get("inputs", {}).get(IDS),) if INPUTS_KEY in stated else ():
             recipe |= {key: None if recipe[key] is None else new(recipe[key]) for key in ("first", "last", "pad")}
-            recipe["below"] = len(kept)
+            recipe["below"] = len(kept_ids)
             stated[INPUTS_KEY] = json.dumps(recipes, separators=(",", ":"))
-        step = {"step": "cut_vocabulary", "rows": len(kept), "rows_before": num_rows}
+        step = {"step": "cut_vocabulary", "rows": len(kept_ids), "rows_before": num_rows}
         return stated | {STEPS_KEY: json.dumps([*self._source.steps, step], sort_keys=True, separators=(",", ":"))}

@@ -88,27 +88,27 @@ class VocabularyRows:
         tables = ((tensor_of(table).nbytes, self.axes[table][1]) for table in self.tables)
         return sum(num_bytes // size * (size - num_kept) for num_bytes, size in tables)
 
-    def cut(self, kept: NDArray[np.int64]) -> None:
-        """Keep the rows `kept`, ascending, and renumber the ids in the graph.
+    def cut(self, kept_ids: NDArray[np.int64]) -> None:
+        """Keep the rows `kept_ids`, ascending, and renumber the ids in the graph.
 
         Raises:
             PassError: a weight has fewer rows, or the graph looks up an id that no token has.
         """
-        new = renumbering(kept)
+        new = renumbering(kept_ids)
         for value, (axis, size) in self.axes.items():
-            if size <= kept[-1]:
-                raise PassError(f"{value.name} has {size} rows, and the tokenizer the id {kept[-1]}")
+            if size <= kept_ids[-1]:
+                raise PassError(f"{value.name} has {size} rows, and the tokenizer the id {kept_ids[-1]}")
             if value.is_initializer():
                 tensor = tensor_of(value)
-                rows = np.ascontiguousarray(np.take(tensor.numpy(), kept, axis))
+                rows = np.ascontiguousarray(np.take(tensor.numpy(), kept_ids, axis))
                 value.const_value = ir.tensor(rows, dtype=tensor.dtype, name=value.name)
             if value.shape is not None:
                 place = axis + len(value.shape)
-                value.shape = ir.Shape([*value.shape[:place], len(kept), *value.shape[place + 1 :]])
+                value.shape = ir.Shape([*value.shape[:place], len(kept_ids), *value.shape[place + 1 :]])
         for (node, place), is_id in self._constants.items():
             old, array = node.inputs[place], self._constant(node, place).copy()
             flat = array.reshape(-1)
-            numbers = [new(int(number)) for number in flat] if is_id else [*flat[:-1], len(kept)]
+            numbers = [new(int(number)) for number in flat] if is_id else [*flat[:-1], len(kept_ids)]
             if None in numbers and node.op_type != "Equal":
                 self._refuse(node)
             flat[:] = [-1 if number is None else number for number in numbers]  # which no id equals
@@ -122,7 +122,7 @@ class VocabularyRows:
         if kind in _IGNORE:
             return
         if kind in _LOOKUPS and place == _LOOKUPS[kind][0] and not attribute(node, "axis", 0):
-            for table in (node.inputs[one] for one in _LOOKUPS[kind][1] if one < len(node.inputs)):
+            for table in (node.inputs[lookup] for lookup in _LOOKUPS[kind][1] if lookup < len(node.inputs)):
                 if table is not None:
                     self._mark(table, -self._rank(node, table))
         elif kind == "ScatterElements" and place == 1:
@@ -188,7 +188,7 @@ class VocabularyRows:
             return [(required(node, 0), -1), (output, -1)]
         if kind == "ScatterElements" and inputs[1] in self._ids and self._axis(node, output) == axis:
             return [(required(node, 0), axis), (output, axis)]
-        if kind == "DequantizeLinear" and all(self._shapes.rank(one) in (0, 1) for one in inputs[1:]):
+        if kind == "DequantizeLinear" and all(self._shapes.rank(operand) in (0, 1) for operand in inputs[1:]):
             steps = self._alike(inputs[1:], -1) if self._axis(node, output, 1) == axis else []
             return [(required(node, 0), axis), (output, axis), *steps] if value not in inputs[1:] else []
         return self._refuse(node)

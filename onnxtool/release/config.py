@@ -145,7 +145,7 @@ def _options(path: Path, step: str, table: Any) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise InputError(f"{path}: {step} is not a table", f"write [{step}]")
     hints = field_hints(_CLASSES[step])
-    known = [one.name for one in fields(_CLASSES[step]) if one.name not in _OWN[step]]
+    known = [field_.name for field_ in fields(_CLASSES[step]) if field_.name not in _OWN[step]]
     if own := sorted(set(table) & set(_OWN[step])):
         raise InputError(f"{path}: [{step}] has {own[0]}, which the release decides", "leave it out, or see the top")
     _refuse_unknown(path, f"[{step}] ", table, known)
@@ -165,7 +165,7 @@ def _beside(path: Path, value: Any) -> Any:
     return path.parent / value if isinstance(value, Path) else value
 
 
-def _refuse_unknown(path: Path, place: str, table: Mapping[str, Any], known: Collection[str]) -> None:
+def _refuse_unknown(path: Path, place: str, table: Mapping[str, Any], keys: Collection[str]) -> None:
     for name in table:
-        if name not in known:
-            raise InputError(f"{path}: {place}{not_a_choice(name, tuple(known))}", "correct the name, or leave it out")
+        if name not in keys:
+            raise InputError(f"{path}: {place}{not_a_choice(name, tuple(keys))}", "correct the name, or leave it out")

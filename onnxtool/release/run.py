@@ -207,7 +207,7 @@ def checked_inputs(config: ReleaseConfig) -> dict[str, str]:
             wrong.
     """
     all_options(config)
-    options = {one.name: getattr(config, one.name) for one in fields(config) if one.name not in _NO_OPTIONS}
+    options = {field_.name: getattr(config, field_.name) for field_ in fields(config) if field_.name not in _NO_OPTIONS}
     inputs = {
         "checkpoint": _checkpoint(config),
         "options": _digest(_contents(options)),
@@ -419,23 +419,25 @@ def _export(options: ExportOptions) -> None:
         )
 
 
-def _check_license(config: ReleaseConfig, found: License) -> None:
+def _check_license(config: ReleaseConfig, model_license: License) -> None:
     """Refuse a checkpoint whose license is not among the allowed ones.
 
     Raises:
         GateError: it is not.
     """
-    if config.allowed_licenses and not found.is_among(config.allowed_licenses):
-        hint = "add it to allowed_licenses" if found.is_known else "state it in the checkpoint's card: license: ID"
+    if config.allowed_licenses and not model_license.is_among(config.allowed_licenses):
+        hint = (
+            "add it to allowed_licenses" if model_license.is_known else "state it in the checkpoint's card: license: ID"
+        )
         raise GateError(
-            f"the license is {found}, and {config.path} allows {', '.join(config.allowed_licenses)}",
+            f"the license is {model_license}, and {config.path} allows {', '.join(config.allowed_licenses)}",
             f"no release was written; {hint}",
         )
 
 
 def _model(folder: Path, name: str) -> ReleasedModel:
     summary = summarize_model(folder / name)
-    inputs = {one.name: one.dtype for one in summary.inputs}
+    inputs = {graph_input.name: graph_input.dtype for graph_input in summary.inputs}
     return ReleasedModel(name, summary.num_parameters, inputs, verified_steps(ModelFile.open(folder / name).steps))
 
 
@@ -486,15 +488,15 @@ def _time(config: ReleaseConfig, path: Path) -> Iterator[LatencyRow]:
     if config.benchmark is None:
         return
     report = benchmark(path, _benchmark_options(config))
-    for one in report.results:
+    for result in report.results:
         yield LatencyRow(
             processor_name(),
             report.threads,
-            one.batch_size,
-            one.sequence_length,
-            one.latency_ms.p50,
-            one.latency_ms.p95,
-            one.throughput_samples_per_s,
+            result.batch_size,
+            result.sequence_length,
+            result.latency_ms.p50,
+            result.latency_ms.p95,
+            result.throughput_samples_per_s,
         )
 
 

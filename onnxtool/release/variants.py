@@ -131,8 +131,8 @@ def _table(graph: Path, variants: Sequence[Variant], options: ExportOptions) -> 
     """Return the table of the files as Markdown."""
     compared = "compared with PyTorch" if options.verify else "not verified"
     rows = [(graph.name, DTYPES[options.dtype], graph.stat().st_size, f"the export, {compared}")]
-    for one in variants:
-        error = "not measured" if one.error is None else f"1 - cosine at most {one.error:.2g}"
-        rows += [(name, one.precision, one.size_bytes, error) for name in one.files]
+    for variant in variants:
+        error = "not measured" if variant.error is None else f"1 - cosine at most {variant.error:.2g}"
+        rows += [(name, variant.precision, variant.size_bytes, error) for name in variant.files]
     lines = [f"| {name} | {precision} | {size / 1e6:.1f} | {error} |" for name, precision, size, error in rows]
     return "\n".join(("| file | precision | MB | error against the first |", "|---|---|---:|---|", *lines))

@@ -53,8 +53,8 @@ def with_each_adapter(
     model: ModelFile, feeds: Sequence[Mapping[str, NDArray[Any]]]
 ) -> tuple[Mapping[str, NDArray[Any]], ...]:
     """Return inputs for a model with the values of each of its adapters, one after another, and then without any."""
-    adapters = [Adapter(path) for one in model.adapters if (path := model.with_adapter(one.name).adapter)]
-    values = [{name: value.numpy().copy() for name, value in one.values.items()} for one in adapters]
+    adapters = [Adapter(path) for adapter in model.adapters if (path := model.with_adapter(adapter.name).adapter)]
+    values = [{name: value.numpy().copy() for name, value in adapter.values.items()} for adapter in adapters]
     return tuple({**given, **chosen} for chosen in (*values, {}) for given in feeds)
 
 
@@ -64,8 +64,8 @@ def copy_adapters(model: ModelFile, folder: Path) -> None:
     Raises:
         ModelFileError: one is not the file that was written with the model.
     """
-    for one in model.adapters:
-        shutil.copy(str(model.with_adapter(one.name).adapter), folder / one.file)
+    for adapter in model.adapters:
+        shutil.copy(str(model.with_adapter(adapter.name).adapter), folder / adapter.file)
 
 
 def write_adapter(path: Path, arrays: Mapping[str, NDArray[Any]]) -> str:

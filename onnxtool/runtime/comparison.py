@@ -97,21 +97,21 @@ class ReferenceOutputs:
         case: Case,
         name: str,
         output: NDArray[Any],
-        wanted: NDArray[Any],
+        expected: NDArray[Any],
         tolerance: Tolerance = TOLERANCES["fp32"],
     ) -> OutputError:
-        """Measure how far an output of a case is from `wanted` at meaningful positions.
+        """Measure how far an output of a case is from `expected` at meaningful positions.
 
-        A row of only padding has no meaning, and models and operators differ there. It must be finite if `wanted` is,
+        A row of only padding has no meaning, and models and operators differ there. It must be finite if `expected` is,
         because averaging over a batch spreads NaN to other rows.
         """
         batched = output.ndim > 0 and {array.shape[:1] for array in case.feeds.values()} == {output.shape[:1]}
         spread, valid = self.spreads.get(name), self._valid(case, name)
-        if output.shape == wanted.shape and case.has_empty_rows:
-            if output.dtype.kind == wanted.dtype.kind == "f" and (np.isfinite(wanted) & ~np.isfinite(output)).any():
+        if output.shape == expected.shape and case.has_empty_rows:
+            if output.dtype.kind == expected.dtype.kind == "f" and (np.isfinite(expected) & ~np.isfinite(output)).any():
                 return INCOMPARABLE
-            output, wanted = case.meaningful(output), case.meaningful(wanted)
-        return measure(output, wanted, valid, tolerance, batched=batched, spread=spread)
+            output, expected = case.meaningful(output), case.meaningful(expected)
+        return measure(output, expected, valid, tolerance, batched=batched, spread=spread)
 
     def _valid(self, case: Case, name: str) -> NDArray[np.bool_] | None:
         """Return where an output has real tokens, without the rows that have none."""
@@ -170,7 +170,7 @@ class ReferenceOutputs:
 
 
 def row_errors(
-    one: tuple[Case, Mapping[str, NDArray[Any]]],
+    reference: tuple[Case, Mapping[str, NDArray[Any]]],
     other: tuple[Case, Mapping[str, NDArray[Any]]],
     sequences: frozenset[str] | None,
     tolerance: Tolerance,
@@ -181,16 +181,16 @@ def row_errors(
     Outputs without rows, or with another shape for another number of tokens (scores of pairs of them), are left out.
 
     Args:
-        one: a case with its outputs.
+        reference: a case with its outputs.
         other: the case that it is like, with its outputs.
         sequences: as in ReferenceOutputs.
         tolerance: the allowed difference.
         spreads: as in ReferenceOutputs.
     """
-    (case, found), (like, wanted) = one, other
+    (case, found), (like, expected) = reference, other
     errors: dict[str, OutputError] = {}
-    for name in (name for name in wanted if name in found):
-        given, rows, valid = found[name], wanted[name], like.valid
+    for name in (name for name in expected if name in found):
+        given, rows, valid = found[name], expected[name], like.valid
         if case.rows and valid is not None:
             if rows.shape[:1] != valid.shape[:1]:
                 continue
@@ -273,14 +273,14 @@ def verify(
     results = []
     likes = [case for case in expected.cases if case.like]
     found: list[Mapping[str, NDArray[Any]]] = []
-    for case, wanted in counted(list(zip(expected.cases, expected.outputs, strict=True)), "comparing case"):
+    for case, expected_outputs in counted(list(zip(expected.cases, expected.outputs, strict=True)), "comparing case"):
         try:
-            outputs = _restored(candidate(case.feeds), wanted, pruning)
-            missing = ", ".join(sorted(wanted.keys() - outputs.keys()))
+            outputs = _restored(candidate(case.feeds), expected_outputs, pruning)
+            missing = ", ".join(sorted(expected_outputs.keys() - outputs.keys()))
             failure = f"it has no output {missing}" if missing else ""
         except SessionError as error:  # a graph fixed to one size only runs on that size
             outputs, failure = {}, error.message
-        results.append(replace(_compare(case, outputs, wanted, expected, tolerance), failure=failure))
+        results.append(replace(_compare(case, outputs, expected_outputs, expected, tolerance), failure=failure))
         _LOGGER.debug("case %s: %s", case.description, failure or f"largest error {results[-1].max_abs_error:.3g}")
         found.append(outputs if any(case.description in (like.description, like.like) for like in likes) else {})
     moves = expected.moves(found, tolerance)
@@ -311,14 +311,14 @@ def verify(
 
 
 def _restored(
-    outputs: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], pruning: Pruning | None
+    outputs: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], pruning: Pruning | None
 ) -> Mapping[str, NDArray[Any]]:
     """Replace pruned weights among `outputs` by full ones; weights of another width stay, and fail the comparison."""
     if pruning is None:
         return outputs
     return {
-        name: pruning.nearest(array, wanted[name])
-        if name == pruning.output and name in wanted and wanted[name].shape == array.shape
+        name: pruning.nearest(array, expected[name])
+        if name == pruning.output and name in expected and expected[name].shape == array.shape
         else array
         for name, array in outputs.items()
     }
@@ -327,13 +327,13 @@ def _restored(
 def _compare(
     case: Case,
     outputs: Mapping[str, NDArray[Any]],
-    wanted: Mapping[str, NDArray[Any]],
+    expected_outputs: Mapping[str, NDArray[Any]],
     expected: ReferenceOutputs,
     tolerance: Tolerance,
 ) -> VerificationCase:
     errors = {
         name: expected.measure(case, name, outputs[name], reference, tolerance) if name in outputs else INCOMPARABLE
-        for name, reference in wanted.items()
+        for name, reference in expected_outputs.items()
     }
     worst = max(errors, key=lambda name: (not errors[name].passed, errors[name].max_abs_error))
     return VerificationCase(
@@ -356,12 +356,12 @@ def _mask_effect(reference: Runner, expected: ReferenceOutputs) -> tuple[float |
     """
     effect: float | None = None
     ignores_mask = True
-    for case, wanted in zip(expected.cases, expected.outputs, strict=True):
+    for case, expected_outputs in zip(expected.cases, expected.outputs, strict=True):
         if case.valid is None or case.valid.all():
             continue
         masks = [name for name, array in case.feeds.items() if "mask" in name and array.ndim == 2]
         unmasked = _outputs_without_masks(reference, expected, case, masks)
-        errors = [expected.measure(case, name, unmasked[name], wanted[name]) for name in wanted]
+        errors = [expected.measure(case, name, unmasked[name], expected_outputs[name]) for name in expected_outputs]
         effect = max(effect or 0.0, *(error.max_abs_error for error in errors))
         ignores_mask &= bool(masks) and all(is_negligible(error.max_abs_error, error.scale) for error in errors)
         # A causal model only shows its mask with left padding, so one case may not be enough.
@@ -445,7 +445,7 @@ def is_negligible(effect: float, scale: float) -> bool:
 
 def all_same(vectors: NDArray[Any]) -> bool:
     """Whether all of several vectors, float [T, D], are the same."""
-    return all(_same(vectors[0], one) for one in vectors[1:])
+    return all(_same(vectors[0], vector) for vector in vectors[1:])
 
 
 def _is_constant(name: str, feeds: Sequence[Arrays], outputs: Sequence[Arrays]) -> bool:
@@ -455,7 +455,7 @@ def _is_constant(name: str, feeds: Sequence[Arrays], outputs: Sequence[Arrays]) 
         for masks, contents, row in _rows(given, found[name]):
             if row.size and np.all(row == 1):
                 return False
-            key = tuple((one.shape, one.tobytes()) for one in masks), tuple(one.shape for one in contents)
+            key = tuple((one.shape, one.tobytes()) for one in masks), tuple(content.shape for content in contents)
             first, output = firsts.setdefault(key, (contents, row))
             if all(np.array_equal(*pair) for pair in zip(first, contents, strict=True)):
                 continue

@@ -27,14 +27,14 @@ def describe(compiled: ModelFile, provider: ExecutionProvider, context: str) -> 
     )
 
 
-def require_runs_here(model: ModelFile, stated: Compiled, provider: ExecutionProvider) -> None:
+def require_runs_here(model: ModelFile, compiled: Compiled, provider: ExecutionProvider) -> None:
     """Refuse a compiled file on another provider, in another version and on other hardware, or if it was changed.
 
     Raises:
         ProviderError: it is for something else.
         ModelFileError: it is not what was compiled.
     """
-    wanted = (stated.provider, f"version {stated.version}", f"onnxruntime {stated.runtime}", stated.hardware)
+    wanted = (compiled.provider, f"version {compiled.version}", f"onnxruntime {compiled.runtime}", compiled.hardware)
     if provider.row.is_reference:
         found: tuple[str, ...] = (provider.place,)
     else:
@@ -42,19 +42,21 @@ def require_runs_here(model: ModelFile, stated: Compiled, provider: ExecutionPro
         found = (provider.place, version, f"onnxruntime {runtime_version()}", provider_hardware(provider))
     for one, other in zip(wanted, found, strict=False):
         if one != other:
-            way = f"pass --provider {one}, or use the file that it was made from" if one == stated.provider else _AGAIN
+            way = (
+                f"pass --provider {one}, or use the file that it was made from" if one == compiled.provider else _AGAIN
+            )
             raise ProviderError(f"{model.path} is compiled for {one}, and here is {other}", way)
-    part = model.path.with_name(stated.context)
+    part = model.path.with_name(compiled.context)
     problem = ""
-    if [*read_texts(model.path, CONTEXT)] != [stated.context] or set(model.structure.ops) != {
+    if [*read_texts(model.path, CONTEXT)] != [compiled.context] or set(model.structure.ops) != {
         "com.microsoft::EPContext"
     }:
-        problem = f"its graph does not read {stated.context} alone"
-    elif digest_of_start(model.path, stated.graph_bytes) != stated.graph_sha256:
+        problem = f"its graph does not read {compiled.context} alone"
+    elif digest_of_start(model.path, compiled.graph_bytes) != compiled.graph_sha256:
         problem = "its graph was changed"
     elif not part.is_file():
-        problem = f"{stated.context} is missing beside it"
-    elif digest_of_blocks(part) != stated.context_sha256:
-        problem = f"{stated.context} was changed, or belongs to another file"
+        problem = f"{compiled.context} is missing beside it"
+    elif digest_of_blocks(part) != compiled.context_sha256:
+        problem = f"{compiled.context} was changed, or belongs to another file"
     if problem:
-        raise ModelFileError(f"{model.path} is not what {stated.provider} compiled: {problem}", _AGAIN)
+        raise ModelFileError(f"{model.path} is not what {compiled.provider} compiled: {problem}", _AGAIN)

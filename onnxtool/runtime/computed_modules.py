@@ -47,8 +47,10 @@ def compute(
         )
     arrays = {"values": values, "mask": mask, "pooled": mask if pooled is None else pooled}
     feeds = {
-        one.name: arrays[one.name] if one.name == "values" else arrays[one.name].astype(np.int64)
-        for one in session.get_inputs()
+        graph_input.name: arrays[graph_input.name]
+        if graph_input.name == "values"
+        else arrays[graph_input.name].astype(np.int64)
+        for graph_input in session.get_inputs()
     }
     step = max(1, _MOST_BYTES // max(1, values[:1].nbytes))
     return np.concatenate(

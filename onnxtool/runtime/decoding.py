@@ -48,14 +48,14 @@ def cache_of(model: ModelFile) -> dict[str, str]:
     return carried
 
 
-def fits(taken: TensorInfo, given: TensorInfo) -> bool:
+def fits(expected: TensorInfo, given: TensorInfo) -> bool:
     """Whether one tensor can feed another: the same dtype and, where both are fixed, the same sizes."""
     return (
-        taken.dtype == given.dtype
-        and len(taken.shape) == len(given.shape)
+        expected.dtype == given.dtype
+        and len(expected.shape) == len(given.shape)
         and all(
             first == second or not (isinstance(first, int) and isinstance(second, int))
-            for first, second in zip(taken.shape, given.shape, strict=True)
+            for first, second in zip(expected.shape, given.shape, strict=True)
         )
     )
 

@@ -131,43 +131,43 @@ class Spread:
         if len(widths) > 1 or not 0 < width < _FEW_COLUMNS or kinds != {("f", True)}:
             return None
         rows = np.concatenate([array.reshape(-1, width) for array in arrays]).astype(np.float64)
-        kept = informative(rows, rows)
-        if kept is None or not kept.any() or len(rows) < _FEWEST:
+        is_kept = informative(rows, rows)
+        if is_kept is None or not is_kept.any() or len(rows) < _FEWEST:
             return None
-        counts = np.maximum(kept.sum(axis=0), 1)
-        centre = np.where(kept, rows, 0.0).sum(axis=0) / counts
-        away = np.where(kept, rows - centre, 0.0)
-        deviations = tuple(float(np.sqrt(np.square(one).sum() / kept.sum())) for one in _views(away, kept))
+        counts = np.maximum(is_kept.sum(axis=0), 1)
+        centre = np.where(is_kept, rows, 0.0).sum(axis=0) / counts
+        away = np.where(is_kept, rows - centre, 0.0)
+        deviations = tuple(float(np.sqrt(np.square(one).sum() / is_kept.sum())) for one in _views(away, is_kept))
         return cls(centre, np.abs(away).max(axis=0), deviations)
 
-    def measure(self, found: NDArray[Any], wanted: NDArray[Any], tolerance: Tolerance) -> OutputError:
+    def measure(self, actual: NDArray[Any], expected: NDArray[Any], tolerance: Tolerance) -> OutputError:
         """Measure rows of this output relative to its spread."""
-        found, wanted = (array.reshape(-1, len(self.centre)).astype(np.float64) for array in (found, wanted))
-        kept = informative(found, wanted)
-        if kept is None:
+        actual, expected = (array.reshape(-1, len(self.centre)).astype(np.float64) for array in (actual, expected))
+        is_kept = informative(actual, expected)
+        if is_kept is None:
             return INCOMPARABLE
-        if not kept.any():
-            return OutputError(num_equal=kept.size)
-        error = np.where(kept, found - wanted, 0.0)
-        rounding = np.where(kept, tolerance.rounding * np.abs(wanted), 0.0)
+        if not is_kept.any():
+            return OutputError(num_equal=is_kept.size)
+        error = np.where(is_kept, actual - expected, 0.0)
+        rounding = np.where(is_kept, tolerance.rounding * np.abs(expected), 0.0)
         allowed = tolerance.atol + tolerance.rtol * self.reach + rounding
         cosines = [1.0]
-        for view, deviation in zip(_views(error, kept), self.deviations, strict=True):
+        for view, deviation in zip(_views(error, is_kept), self.deviations, strict=True):
             if deviation > rounding.max():  # else it does not vary in this precision
                 beyond = np.maximum(np.abs(view) - rounding, 0.0)
-                cosines.append(cosine_of(float(np.square(beyond).sum() / kept.sum()), deviation**2))
+                cosines.append(cosine_of(float(np.square(beyond).sum() / is_kept.sum()), deviation**2))
         passed = bool((np.abs(error) <= allowed).all()) and min(cosines) >= tolerance.cosine
-        num_kept = int(kept.sum())
+        num_kept = int(is_kept.sum())
         scale = float(self.reach.max())
-        return OutputError(float(np.abs(error).max()), min(cosines), scale, passed, kept.size - num_kept, num_kept)
+        return OutputError(float(np.abs(error).max()), min(cosines), scale, passed, is_kept.size - num_kept, num_kept)
 
 
-def _views(numbers: Floats, kept: Bools) -> Iterator[Floats]:
+def _views(numbers: Floats, is_kept: Bools) -> Iterator[Floats]:
     """Yield numbers [R, C] as they are and, for several columns, without the mean of each row."""
     yield numbers
     if numbers.shape[1] > 1:
-        means = numbers.sum(axis=1, keepdims=True) / np.maximum(kept.sum(axis=1, keepdims=True), 1)
-        yield np.where(kept, numbers - means, 0.0)
+        means = numbers.sum(axis=1, keepdims=True) / np.maximum(is_kept.sum(axis=1, keepdims=True), 1)
+        yield np.where(is_kept, numbers - means, 0.0)
 
 
 def cosine_of(square_error: float, square: float) -> float:
@@ -176,8 +176,8 @@ def cosine_of(square_error: float, square: float) -> float:
 
 
 def measure(
-    found: NDArray[Any],
-    wanted: NDArray[Any],
+    actual: NDArray[Any],
+    expected: NDArray[Any],
     valid: Bools | None = None,
     tolerance: Tolerance = TOLERANCES["fp32"],
     *,
@@ -187,23 +187,23 @@ def measure(
     """Measure how far an output is from its reference, in float64, a piece at a time.
 
     Args:
-        found: any shape; the first two axes are B and S if it has a sequence, or it is [B, H, S, D].
-        wanted: the same shape.
+        actual: any shape; the first two axes are B and S if it has a sequence, or it is [B, H, S, D].
+        expected: the same shape.
         valid: bool [B, S], false on padding, where values have no meaning. None compares everything.
         tolerance: what `passed` and the scale of outlying rows refer to.
         batched: whether the first axis is B, so that each of its rows has its own scale.
         spread: how the output varies, if it has few columns.
     """
-    if found.shape != wanted.shape:
+    if actual.shape != expected.shape:
         return INCOMPARABLE
-    if wanted.dtype.kind not in "biuf":  # strings, which are equal or not
-        return OutputError() if np.array_equal(found, wanted) else INCOMPARABLE
-    if (wanted.dtype.kind in "iu" and wanted.dtype.itemsize > 1) or wanted.dtype.kind == "b":
-        return _measure_integers(selected(found, valid), selected(wanted, valid), tolerance)
+    if expected.dtype.kind not in "biuf":  # strings, which are equal or not
+        return OutputError() if np.array_equal(actual, expected) else INCOMPARABLE
+    if (expected.dtype.kind in "iu" and expected.dtype.itemsize > 1) or expected.dtype.kind == "b":
+        return _measure_integers(selected(actual, valid), selected(expected, valid), tolerance)
     if spread is not None:
-        return spread.measure(selected(found, valid), selected(wanted, valid), tolerance)
+        return spread.measure(selected(actual, valid), selected(expected, valid), tolerance)
     total = OutputError()
-    for one, other in _samples(found, wanted, valid, batched=batched):
+    for one, other in _samples(actual, expected, valid, batched=batched):
         total = total.joined(_measure_numbers(one, other, tolerance))
     return total
 
@@ -218,58 +218,61 @@ def selected(array: NDArray[Any], valid: Bools | None) -> NDArray[Any]:
 
 
 def _samples(
-    found: NDArray[Any], wanted: NDArray[Any], valid: Bools | None, *, batched: bool
+    actual: NDArray[Any], expected: NDArray[Any], valid: Bools | None, *, batched: bool
 ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    for row in range(len(wanted)) if batched else (slice(None),):
+    for row in range(len(expected)) if batched else (slice(None),):
         part = slice(row, row + 1) if isinstance(row, int) else row
         rows = None if valid is None else valid[part]
-        yield selected(found[part], rows), selected(wanted[part], rows)
+        yield selected(actual[part], rows), selected(expected[part], rows)
 
 
-def _measure_integers(found: NDArray[Any], wanted: NDArray[Any], tolerance: Tolerance) -> OutputError:
+def _measure_integers(actual: NDArray[Any], expected: NDArray[Any], tolerance: Tolerance) -> OutputError:
     """Compare ids, indices and counts, whose size says nothing about an error: a few of them may differ."""
-    share = float((found == wanted).mean()) if wanted.size else 1.0
-    error = float(np.abs(found.astype(np.float64) - wanted).max(initial=0.0))
-    return OutputError(error, share, 1.0, passed=share >= tolerance.cosine, num_measured=wanted.size)
+    share = float((actual == expected).mean()) if expected.size else 1.0
+    error = float(np.abs(actual.astype(np.float64) - expected).max(initial=0.0))
+    return OutputError(error, share, 1.0, passed=share >= tolerance.cosine, num_measured=expected.size)
 
 
-def informative(found: NDArray[Any], wanted: NDArray[Any]) -> Bools | None:
+def informative(actual: NDArray[Any], expected: NDArray[Any]) -> Bools | None:
     """Mark the values to measure; None if one is NaN or infinite in only one of the two.
 
     Left out are NaN, infinities and fills that are equal in both: a model that masks with them is right if both have
     the same ones, and next to them nothing else would be seen. A fill is a constant that is farther from all other
     values than these are from each other. Leaving out equal values never hides a difference.
     """
-    kept: Bools = np.isfinite(wanted)
-    if not np.array_equal(found[~kept], wanted[~kept], equal_nan=True) or not np.isfinite(found[kept]).all():
+    is_kept: Bools = np.isfinite(expected)
+    if (
+        not np.array_equal(actual[~is_kept], expected[~is_kept], equal_nan=True)
+        or not np.isfinite(actual[is_kept]).all()
+    ):
         return None
     for _ in range(_MOST_FILLS):
-        ends = _ends(wanted, kept)
+        ends = _ends(expected, is_kept)
         if not max(map(abs, ends)) > _SATURATED or math.isinf(ends[0]):
             break
-        fills = [fill for end in ends if (fill := _fill(found, wanted, kept, end)) is not None]
+        fills = [fill for end in ends if (fill := _fill(actual, expected, is_kept, end)) is not None]
         if not fills:
             break
         for fill in fills:
-            kept = kept & ~fill
-    return kept
+            is_kept = is_kept & ~fill
+    return is_kept
 
 
-def _fill(found: NDArray[Any], wanted: NDArray[Any], kept: Bools, value: float) -> Bools | None:
+def _fill(actual: NDArray[Any], expected: NDArray[Any], is_kept: Bools, value: float) -> Bools | None:
     """Return where both have the smallest or largest value, if it is a fill."""
-    same: Bools = kept & (wanted == value) & (found == value)
+    same: Bools = is_kept & (expected == value) & (actual == value)
     count = int(np.count_nonzero(same))
     if count == 0 or (count == 1 and abs(value) < _CERTAIN_FILL):
         return None
-    rest = kept & ~same
-    low, high = _ends(wanted, rest)
+    rest = is_kept & ~same
+    low, high = _ends(expected, rest)
     least = _ROUNDING * abs(value) if abs(value) < _CERTAIN_FILL else 0.0
     return same if math.isfinite(low) and max(low - value, value - high) > high - low >= least else None
 
 
-def _ends(numbers: NDArray[Any], kept: Bools) -> tuple[float, float]:
+def _ends(numbers: NDArray[Any], is_kept: Bools) -> tuple[float, float]:
     """Return the smallest and the largest of the kept numbers; infinity and its negative for none."""
-    return float(numbers.min(where=kept, initial=np.inf)), float(numbers.max(where=kept, initial=-np.inf))
+    return float(numbers.min(where=is_kept, initial=np.inf)), float(numbers.max(where=is_kept, initial=-np.inf))
 
 
 @dataclass(frozen=True)
@@ -293,19 +296,19 @@ class Scales:
     far: float = math.inf
 
     @classmethod
-    def of(cls, wanted: NDArray[Any], kept: Bools, rounding: float) -> Scales:
+    def of(cls, expected: NDArray[Any], is_kept: Bools, rounding: float) -> Scales:
         """Return the scales of the kept numbers [R, C], whose relative rounding error is `rounding`."""
-        numbers = _some(wanted, kept)
+        numbers = _some(expected, is_kept)
         mean, deviation = float(numbers.mean()), float(numbers.std())
         is_shared = numbers.size >= _FEWEST and 4 * rounding * abs(mean) < deviation < abs(mean) / _SHARED
         offset = mean if is_shared else 0.0
-        ends = _ends(wanted, kept)
+        ends = _ends(expected, is_kept)
         reach = max(abs(end - offset) for end in ends)
         usual = _OUTLYING * _median(np.abs(numbers - offset))
         plain = np.full((1, 1), reach)
         if reach <= usual or not usual or (ends[0] >= 0 and ends[1] <= _SATURATED):
             return cls(offset, reach, reach, plain, plain)
-        magnitudes = np.where(kept, np.abs(wanted - np.float32(offset)), 0)
+        magnitudes = np.where(is_kept, np.abs(expected - np.float32(offset)), 0)
         far, top = math.inf, reach
         while top and not ((magnitudes > top / (3 * _GAP)) & (magnitudes < top / 3)).any():
             if not (magnitudes[magnitudes < top / 3] > 0).any():
@@ -327,13 +330,13 @@ class Scales:
         return np.where(magnitude >= self.far, own, self.usual / shared)
 
 
-def _some(numbers: NDArray[Any], kept: Bools) -> Floats:
+def _some(numbers: NDArray[Any], is_kept: Bools) -> Floats:
     """Return some of the kept numbers, spread over all columns, as float64."""
     step = max(1, numbers.size // _SAMPLE)
     while math.gcd(step, numbers.shape[-1]) > 1:
         step += 1
-    some: Floats = numbers.reshape(-1)[::step][kept.reshape(-1)[::step]].astype(np.float64)
-    return some if some.size else numbers[kept].astype(np.float64)
+    some: Floats = numbers.reshape(-1)[::step][is_kept.reshape(-1)[::step]].astype(np.float64)
+    return some if some.size else numbers[is_kept].astype(np.float64)
 
 
 def _median(magnitudes: Floats) -> float:
@@ -350,41 +353,41 @@ def _medians(magnitudes: NDArray[Any], axis: int) -> Floats:
     return middle if size > 1 else np.zeros_like(middle)
 
 
-def _measure_numbers(found: NDArray[Any], wanted: NDArray[Any], tolerance: Tolerance) -> OutputError:
+def _measure_numbers(actual: NDArray[Any], expected: NDArray[Any], tolerance: Tolerance) -> OutputError:
     """Measure one sample, or an output whose first axis is no batch."""
-    width = wanted.shape[-1] if wanted.ndim > 1 else wanted.size
-    if not wanted.size:
+    width = expected.shape[-1] if expected.ndim > 1 else expected.size
+    if not expected.size:
         return OutputError()
-    found, wanted = (_as_floats(array).reshape(-1, width) for array in (found, wanted))
-    kept = informative(found, wanted)
-    if kept is None:
+    actual, expected = (_as_floats(array).reshape(-1, width) for array in (actual, expected))
+    is_kept = informative(actual, expected)
+    if is_kept is None:
         return INCOMPARABLE
-    num_kept = int(np.count_nonzero(kept))
+    num_kept = int(np.count_nonzero(is_kept))
     if not num_kept:
-        return OutputError(num_equal=kept.size)
-    scales = Scales.of(wanted, kept, tolerance.rounding)
+        return OutputError(num_equal=is_kept.size)
+    scales = Scales.of(expected, is_kept, tolerance.rounding)
     slack = tolerance.rounding * abs(scales.offset)
     error, is_within = 0.0, True
     dot = squares = wanted_squares = square_error = 0.0
     step = max(1, _PIECE // width)
-    for start in range(0, len(wanted), step):
+    for start in range(0, len(expected), step):
         part = slice(start, start + step)
-        actual, reference = (
-            np.where(kept[part], array[part].astype(np.float64) - scales.offset, 0.0) for array in (found, wanted)
+        values, reference = (
+            np.where(is_kept[part], array[part].astype(np.float64) - scales.offset, 0.0) for array in (actual, expected)
         )
-        difference = np.abs(actual - reference)
+        difference = np.abs(values - reference)
         error = max(error, float(difference.max()))
         if scales.usual < scales.reach:
             magnitude = np.abs(reference)
             shared = np.maximum(scales.rows[part], scales.columns)
             allowed = tolerance.atol + tolerance.rtol * np.maximum(shared, magnitude) + slack
             weight = scales.weights(magnitude, np.maximum(shared, magnitude))
-            actual, reference = actual * weight, reference * weight
+            values, reference = values * weight, reference * weight
             is_within &= bool((difference <= allowed).all())
         if scales.offset:
             square_error += float(np.square(np.maximum(difference - slack, 0.0)).sum())
-        dot += float((actual * reference).sum())
-        squares += float(np.square(actual).sum())
+        dot += float((values * reference).sum())
+        squares += float(np.square(values).sum())
         wanted_squares += float(np.square(reference).sum())
     if scales.usual >= scales.reach:
         is_within = error <= tolerance.atol + tolerance.rtol * scales.reach + slack
@@ -393,7 +396,7 @@ def _measure_numbers(found: NDArray[Any], wanted: NDArray[Any], tolerance: Toler
     if scales.offset:
         cosine = cosine_of(square_error, wanted_squares)
     return OutputError(
-        error, cosine, scales.reach, is_within and cosine >= tolerance.cosine, kept.size - num_kept, num_kept
+        error, cosine, scales.reach, is_within and cosine >= tolerance.cosine, is_kept.size - num_kept, num_kept
     )
 
 
@@ -409,8 +412,8 @@ def spreads_of(outputs: Sequence[Mapping[str, NDArray[Any]]], masks: Sequence[Bo
         masks: bool [B, S], false on padding, for each run; None without padding.
     """
     arrays = {
-        name: [selected(found[name], valid) for found, valid in zip(outputs, masks, strict=True)]
+        name: [selected(actual[name], valid) for actual, valid in zip(outputs, masks, strict=True)]
         for name in (outputs[0] if outputs else ())
     }
-    found = {name: Spread.of(several) for name, several in arrays.items()}
-    return {name: spread for name, spread in found.items() if spread is not None}
+    actual = {name: Spread.of(several) for name, several in arrays.items()}
+    return {name: spread for name, spread in actual.items() if spread is not None}

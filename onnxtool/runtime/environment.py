@@ -267,20 +267,28 @@ def find_placement(model: ModelFile, text: str | None = None) -> Placement:
     return Placement(str(model.path), text, refused, whole=not refused and not answer["reasons"], **answer)
 
 
-def _look_up(model: ModelFile, known: dict[str, Any]) -> dict[str, Any]:
+def _look_up(model: ModelFile, results: dict[str, Any]) -> dict[str, Any]:
     """Compare operators, opset and axes with what is documented."""
-    nodes, reasons, listed = _nodes_of(model), [], {*known["operators"].split(), "Constant"}
+    nodes, reasons, listed = _nodes_of(model), [], {*results["operators"].split(), "Constant"}
     refused = [node for node in nodes if node[0] not in listed]
-    if (opset := default_opset(model.structure.opsets)) < known["opset"]:
-        reasons.append(f"opset {opset}, and {known['opset']} is the lowest that is listed")
+    if (opset := default_opset(model.structure.opsets)) < results["opset"]:
+        reasons.append(f"opset {opset}, and {results['opset']} is the lowest that is listed")
     inputs = model.structure.inputs
     dynamic = [
-        f"{one.name} {list(one.shape)}" for one in inputs if not all(isinstance(size, int) for size in one.shape)
+        f"{graph_input.name} {list(graph_input.shape)}"
+        for graph_input in inputs
+        if not all(isinstance(size, int) for size in graph_input.shape)
     ]
-    if dynamic and not known["takes_dynamic_axes"]:
+    if dynamic and not results["takes_dynamic_axes"]:
         reasons.append(f"dynamic axes, which it does not take: {', '.join(dynamic)}")
     checked = "types, conditions on attributes and ranks, and what onnxruntime fuses or folds before it asks"
-    answer = {"asked": False, "source": known["source"], "num_nodes": len(nodes), "opens": None, "not_checked": checked}
+    answer = {
+        "asked": False,
+        "source": results["source"],
+        "num_nodes": len(nodes),
+        "opens": None,
+        "not_checked": checked,
+    }
     return answer | {"num_taken": len(nodes) - len(refused), "refused": refused, "reasons": reasons}
 
 

@@ -65,12 +65,12 @@ class Values(NamedTuple):
     end: str
     source: str = ""
 
-    def only(self, kept: Sequence[int]) -> Values:
+    def only(self, cases: Sequence[int]) -> Values:
         """Return the values on some of the cases."""
         return self._replace(
-            arrays=[self.arrays[number] for number in kept],
-            outputs=[self.outputs[number] for number in kept],
-            stays=[self.stays[number] for number in kept],
+            arrays=[self.arrays[number] for number in cases],
+            outputs=[self.outputs[number] for number in cases],
+            stays=[self.stays[number] for number in cases],
         )
 
 
@@ -95,11 +95,11 @@ def run_outputs(file: ModelFile, cases: Sequence[Case]) -> list[Mapping[str, Arr
 
 
 def output_errors(
-    found: Sequence[Mapping[str, Array]], wanted: Sequence[Mapping[str, Array]], cases: Sequence[Case]
+    actual: Sequence[Mapping[str, Array]], expected: Sequence[Mapping[str, Array]], cases: Sequence[Case]
 ) -> dict[str, float]:
     """Return how far each output of floats is from the reference's, relative to it."""
-    names = [name for name, array in wanted[0].items() if array.dtype.kind == "f" and name in found[0]]
-    runs = list(zip(found, wanted, cases, strict=True))
+    names = [name for name, array in expected[0].items() if array.dtype.kind == "f" and name in actual[0]]
+    runs = list(zip(actual, expected, cases, strict=True))
     names = [name for name in names if all(one[name].shape == two[name].shape for one, two, _ in runs)]
     pairs = {name: [(_real(one[name], case), _real(two[name], case)) for one, two, case in runs] for name in names}
     return {name: _relative(one) for name, one in pairs.items()}
@@ -342,7 +342,7 @@ class _Comparison(NamedTuple):
                     moved = run({**alone.feeds, **dict(zip(given, row, strict=False))})
                     for place, name in enumerate(names):
                         differences[place][2].append((moved[name], _row(found[name], case, alone.rows[0])))
-        return [_Errors(*map(_relative, one)) for one in differences]
+        return [_Errors(*map(_relative, difference)) for difference in differences]
 
 
 def _bounds(precisions: Sequence[str], kinds: Sequence[Hashable], errors: Sequence[float]) -> list[float]:
@@ -387,10 +387,10 @@ def _row(array: Array, case: Case, row: int) -> Array:
     return rows if axis is None or case.valid is None else rows.compress(case.valid[row], axis)
 
 
-def _with_end(values: Values, kept: Sequence[int], end: str) -> list[list[Array]]:
+def _with_end(values: Values, indices: Sequence[int], end: str) -> list[list[Array]]:
     """Return, for each case, some of the values and the output at the end."""
     return [
-        [*(arrays[place] for place in kept), outputs[end]]
+        [*(arrays[place] for place in indices), outputs[end]]
         for arrays, outputs in zip(values.arrays, values.outputs, strict=True)
     ]
 

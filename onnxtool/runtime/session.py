@@ -404,9 +404,9 @@ def proof_of(path: Path, provider: ExecutionProvider, size: int | None = None) -
     return proof | {"content_bytes": str(size), "content_sha256": digest_of_start(path, size)}
 
 
-def _falls_back(path: Path, provider: ExecutionProvider, left: Sequence[str]) -> ProviderError:
+def _falls_back(path: Path, provider: ExecutionProvider, nodes: Sequence[str]) -> ProviderError:
     return ProviderError(
-        f"{provider.place} does not take {len(left)} nodes of {path}: {some(left)}",
+        f"{provider.place} does not take {len(nodes)} nodes of {path}: {some(nodes)}",
         f"onnxtool optimize --provider {provider.name} writes what it takes; or pass --allow_fallback, which runs them "
         "on the CPU",
     )

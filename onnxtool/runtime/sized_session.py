@@ -90,37 +90,37 @@ class SizedSession(Session):
                     )
         return found
 
-    def _run(self, feeds: Mapping[str, NDArray[Any]], found: Sizes) -> list[NDArray[Any]]:
-        sizes, session = self._fitting(found)
+    def _run(self, feeds: Mapping[str, NDArray[Any]], input_sizes: Sizes) -> list[NDArray[Any]]:
+        sizes, session = self._fitting(input_sizes)
         outputs = session.run_unchecked(self._filled(feeds, sizes))
-        if sizes == found:
+        if sizes == input_sizes:
             return outputs
         cut = []
         for info, array in zip(self.model.structure.outputs, outputs, strict=True):
-            if any(isinstance(size, str) and size not in found for size in info.shape) or None in info.shape:
+            if any(isinstance(size, str) and size not in input_sizes for size in info.shape) or None in info.shape:
                 raise InputError(
                     f"the output {info.name} of {self.model.path.name} has sizes {list(info.shape)}, and what padding "
                     "adds to them is unknown",
                     "name the axes of its inputs and outputs alike, or give it inputs of one of its sizes",
                 )
-            cut.append(array[tuple(slice(found[size] if isinstance(size, str) else None) for size in info.shape)])
+            cut.append(array[tuple(slice(input_sizes[size] if isinstance(size, str) else None) for size in info.shape)])
         return cut
 
-    def _fitting(self, found: Sizes) -> tuple[Sizes, Session]:
+    def _fitting(self, sizes: Sizes) -> tuple[Sizes, Session]:
         """Return the smallest sizes that hold inputs, and the session of their file."""
         for stated in self.files:
-            if all(stated.sizes[axis] >= size for axis, size in found.items()):
+            if all(stated.sizes[axis] >= size for axis, size in sizes.items()):
                 with self._lock:
                     if stated.file not in self._opened:
                         assert self.open_file is not None  # noqa: S101  as `open_sizes` sets it
                         self._opened[stated.file] = self.open_file(self.model.sized(stated))  # unless it was replaced
                     return stated.sizes, self._opened[stated.file]
-        raise self._too_large(found)
+        raise self._too_large(sizes)
 
-    def _too_large(self, found: Sizes) -> InputError:
+    def _too_large(self, sizes: Sizes) -> InputError:
         known = ", ".join(label(one.sizes) for one in self.files)
         return InputError(
-            f"{self.model.path} has files for {' x '.join(found)} of {known}, and the inputs are {label(found)}",
+            f"{self.model.path} has files for {' x '.join(sizes)} of {known}, and the inputs are {label(sizes)}",
             "cut the inputs, or make the files with a larger --sizes",
         )
 

@@ -49,7 +49,7 @@ class TextGraph:
         return dict(zip(names, self._session.run(names, text_arrays(self.names, texts)), strict=True))
 
 
-def take_tokenizer_off(file: ModelFile, stated: TextInput, folder: Path) -> tuple[ModelFile, Any]:
+def take_tokenizer_off(file: ModelFile, text_input: TextInput, folder: Path) -> tuple[ModelFile, Any]:
     """Write the part that reads ids of a graph that reads texts to `folder`; return it, and the graph before it.
 
     Raises:
@@ -58,7 +58,7 @@ def take_tokenizer_off(file: ModelFile, stated: TextInput, folder: Path) -> tupl
     from onnxtool.graph.text_input import take_off
     from onnxtool.model_file.weights import load_model
 
-    core, front = take_off(load_model(file.path), stated.former)
+    core, front = take_off(load_model(file.path), text_input.former)
     del core.metadata_props[TEXT_KEY]
     return ModelFile.open(save_model(core, Staging(folder, folder / file.path.name, folder))), front
 

@@ -49,7 +49,7 @@ class OwnTokenizer:
     def check(
         self,
         reader: str,
-        read: ReadTokens,
+        read_tokens: ReadTokens,
         texts: Sequence[Text],
         hint: str = "save the tokenizer again with its save_pretrained(...)",
     ) -> None:
@@ -57,7 +57,7 @@ class OwnTokenizer:
 
         Args:
             reader: description of the reader.
-            read: reads the texts from the written files.
+            read_tokens: reads the texts from the written files.
             texts: texts and pairs, see `hard_texts`.
             hint: the default hint.
 
@@ -69,7 +69,7 @@ class OwnTokenizer:
             for kind in (str, tuple):
                 given = [text for text in texts if isinstance(text, kind)]
                 wanted = self.ids(given, limit) if given else []
-                found = read(given[: len(wanted)], limit)
+                found = read_tokens(given[: len(wanted)], limit)
                 for text, own, other in zip(given, wanted, found, strict=False):
                     if own != other:
                         raise self._difference(reader, (text, own, other), hint)
@@ -98,8 +98,8 @@ class OwnTokenizer:
                 "take another version of transformers, or the tokenizer that the model was trained with",
             ) from error
 
-    def _difference(self, reader: str, found: tuple[Text, list[int], list[int]], hint: str) -> OnnxtoolError:
-        text, own, other = found
+    def _difference(self, reader: str, first: tuple[Text, list[int], list[int]], hint: str) -> OnnxtoolError:
+        text, own, other = first
         place = next((index for index, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), 0)
         part = slice(max(0, place - 1), max(0, place - 1) + _SHOWN)
         shown = shorten(repr(text), 80)

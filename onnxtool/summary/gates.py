@@ -280,10 +280,10 @@ def _look_up(gate: Gate, report: Json, place: str) -> Fraction:
     )
 
 
-def _similar(wanted: str, figures: Iterable[str]) -> list[str]:
+def _similar(name: str, figures: Iterable[str]) -> list[str]:
     from difflib import get_close_matches
 
-    return get_close_matches(wanted, [*figures], n=3, cutoff=0.7)
+    return get_close_matches(name, [*figures], n=3, cutoff=0.7)
 
 
 def _name_figures(meant: list[str], figures: Iterable[str]) -> str:

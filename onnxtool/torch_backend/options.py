@@ -127,7 +127,7 @@ _EXPORTERS_OPTIONS = {
 """Options of other onnxruntime exporters, and what to use instead."""
 
 
-def refuse_unknown(unknown: Sequence[str], known: Sequence[str]) -> None:
+def refuse_unknown(unknown: Sequence[str], names: Sequence[str]) -> None:
     """Raise if there are unknown option names, and say what replaces them.
 
     Raises:
@@ -137,5 +137,5 @@ def refuse_unknown(unknown: Sequence[str], known: Sequence[str]) -> None:
         instead = [f"{name}: {_EXPORTERS_OPTIONS[name]}" for name in unknown if name in _EXPORTERS_OPTIONS]
         raise CompilationError(
             f"the backend has no option {', '.join(unknown)}",
-            "; ".join([*instead, f"the options are {', '.join(known)}"]),
+            "; ".join([*instead, f"the options are {', '.join(names)}"]),
         )

@@ -43,7 +43,9 @@ class OwnTranslation:
         if isinstance(self.function, OnnxFunction) and not self.function.op_signature.outputs:
             # It has no annotations, from which onnxscript reads the number of outputs.
             kind = ir.schemas.TypeConstraintParam.any_value("T_result")
-            outputs = [ir.schemas.Parameter(one.name, kind, True, False) for one in self.function.function_ir.outputs]
+            outputs = [
+                ir.schemas.Parameter(output.name, kind, True, False) for output in self.function.function_ir.outputs
+            ]
             self.function._pt_onnx_signature = dataclasses.replace(self.function.op_signature, outputs=outputs)
         results = self.function(*arguments, **options)
         values = list(results) if isinstance(results, Sequence) else [results]

@@ -136,7 +136,9 @@ class Translator:
             if node in stay:
                 continue
             try:
-                self._try_alone(extract(owner, [node, *(one for one in node.users if one.target is operator.getitem)]))
+                self._try_alone(
+                    extract(owner, [node, *(user for user in node.users if user.target is operator.getitem)])
+                )
             except PartitionError as error:
                 reason = "; ".join({*error.nodes.values()})
                 raise CompilationError(f"the own translation of {node.target.__name__} fails: {reason}") from error

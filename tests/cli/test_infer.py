@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("model", "options", "code", "reason"),
     [
-        ("dense", ["--top_k", "2"], 1, "--top_k 2 was passed, but models/dense.onnx gives similarities: no candidates"),
+        ("dense", ["--top_k", "2"], 1, "--top_k 2 was passed: models/dense.onnx gives similarities, no candidates"),
         ("splade", ["--vectors"], 2, "models/splade.onnx gives terms and no vectors; leave out --vectors"),
     ],
 )

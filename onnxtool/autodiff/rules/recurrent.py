@@ -117,7 +117,9 @@ def _direction(n: Backward, place: int, *, backward: bool) -> Direction:
     pieces = [outputs.slice(1, 1 << 31), start] if backward else [start, outputs.slice(0, -1)]
     dy = _pick(n, n.gradients[0], place, axis=1) if n.gradients[0] is not None else build.zeros(outputs.size(), x.dtype)
     arriving = [n.gradients[1 + state] if 1 + state < len(n.gradients) else None for state in range(num_states)]
-    last = tuple(build.zeros(shape, x.dtype) if one is None else _pick(n, one, place) for one in arriving)
+    last = tuple(
+        build.zeros(shape, x.dtype) if direction is None else _pick(n, direction, place) for direction in arriving
+    )
     biases = build.ops("Split", _pick(n, n.x(_B), place), outputs=2, axis=0, num_outputs=2) if n.has(_B) else None
     before = build.op("Concat", *pieces, axis=0)
     if backward and has_next is not None:  # a shorter sample starts where it ends
@@ -134,17 +136,17 @@ def _ends(n: Backward) -> tuple[Tensor | None, Tensor | None]:
     if not n.has(_LENGTHS):
         return None, None
     build, lengths = n.build, n.x(_LENGTHS)
-    zero, one = (build.constant(number, build.axes([0]).dtype) for number in (0, 1))
-    steps = build.op("Range", zero, n.x(_X).size().slice(0, 1).reshape([]), one).reshape([-1, 1, 1])
+    zero, direction = (build.constant(number, build.axes([0]).dtype) for number in (0, 1))
+    steps = build.op("Range", zero, n.x(_X).size().slice(0, 1).reshape([]), direction).reshape([-1, 1, 1])
     ends = lengths.cast(steps.dtype).reshape([1, -1, 1])
-    return steps < ends, steps + one < ends
+    return steps < ends, steps + direction < ends
 
 
-def _gates(build: Builder, one: Direction, count: int) -> tuple[list[Tensor], list[Tensor]]:
+def _gates(build: Builder, direction: Direction, count: int) -> tuple[list[Tensor], list[Tensor]]:
     """Return the contributions of inputs and states to each gate, [S, B, H] each."""
-    sums = [one.x @ one.w.transpose([1, 0]), one.before @ one.r.transpose([1, 0])]
-    if one.biases is not None:
-        sums = [total + bias for total, bias in zip(sums, one.biases, strict=True)]
+    sums = [direction.x @ direction.w.transpose([1, 0]), direction.before @ direction.r.transpose([1, 0])]
+    if direction.biases is not None:
+        sums = [total + bias for total, bias in zip(sums, direction.biases, strict=True)]
     return tuple(list(build.ops("Split", total, outputs=count, axis=-1, num_outputs=count)) for total in sums)  # type: ignore[return-value]
 
 
@@ -157,18 +159,20 @@ def _weight(build: Builder, gates: Tensor, factor: Tensor) -> Tensor:
     return build.op("Gemm", _as_rows(build, gates), _as_rows(build, factor), transA=1)
 
 
-def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
+def _lstm(build: Builder, direction: Direction) -> tuple[Tensor, ...]:
     """Return the gradients for one direction: of x, w, r, both biases, and the first states."""
-    from_x, from_h = _gates(build, one, _GATES["LSTM"])
+    from_x, from_h = _gates(build, direction, _GATES["LSTM"])
     i, o, f = (build.op("Sigmoid", a + b) for a, b in zip(from_x[:3], from_h[:3], strict=True))
     g = build.op("Tanh", from_x[3] + from_h[3])
-    keep = one.masked(build, f, 1.0)
+    keep = direction.masked(build, f, 1.0)
 
     def remember(_: Builder, states: Sequence[Tensor], now: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         cell = now[0] * states[0] + now[1]
         return [cell], [states[0], cell]
 
-    _, before, cells = _scan(build, remember, [one.first[1]], [keep, one.masked(build, i * g)], backward=one.backward)
+    _, before, cells = _scan(
+        build, remember, [direction.first[1]], [keep, direction.masked(build, i * g)], backward=direction.backward
+    )
     level = build.op("Tanh", cells)
     # Everything that does not depend on gradients through time is computed for all steps at once.
     through_cell, through_output = o * (1.0 - level * level), level * o * (1.0 - o)
@@ -180,32 +184,45 @@ def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
         dh = dh + dy
         dc = dc + dh * cell_slope
         gates = inner.op("Concat", dc * to_i, dh * output_slope, dc * to_f, dc * to_g, axis=-1)
-        earlier = inner.op("MatMul", gates, one.r)
+        earlier = inner.op("MatMul", gates, direction.r)
         return [earlier + dh * beyond[0] if beyond else earlier, dc * forget], [gates]
 
-    inputs = [keep, *(one.masked(build, slope) for slope in (through_cell, through_output, *slopes, one.dy))]
-    if one.is_valid is not None:
-        inputs.append(build.op("Not", one.is_valid).cast(one.x.dtype))
-    dh, dc, gates = _scan(build, back, one.last, inputs, backward=not one.backward)
+    inputs = [
+        keep,
+        *(direction.masked(build, slope) for slope in (through_cell, through_output, *slopes, direction.dy)),
+    ]
+    if direction.is_valid is not None:
+        inputs.append(build.op("Not", direction.is_valid).cast(direction.x.dtype))
+    dh, dc, gates = _scan(build, back, direction.last, inputs, backward=not direction.backward)
     total = gates.sum([0, 1], keepdims=False)
-    return gates @ one.w, _weight(build, gates, one.x), _weight(build, gates, one.before), total, total, dh, dc
+    return (
+        gates @ direction.w,
+        _weight(build, gates, direction.x),
+        _weight(build, gates, direction.before),
+        total,
+        total,
+        dh,
+        dc,
+    )
 
 
-def _gru(build: Builder, one: Direction, *, reset_after: bool) -> tuple[Tensor, ...]:
+def _gru(build: Builder, direction: Direction, *, reset_after: bool) -> tuple[Tensor, ...]:
     """Return the gradients for one direction: of x, w, r, both biases, and the first state."""
-    from_x, from_h = _gates(build, one, _GATES["GRU"])
+    from_x, from_h = _gates(build, direction, _GATES["GRU"])
     z, r = (build.op("Sigmoid", a + b) for a, b in zip(from_x[:2], from_h[:2], strict=True))
-    of_gates, of_candidate = build.ops("Split", one.r, build.axes([2 * one.hidden, one.hidden]), outputs=2, axis=0)
+    of_gates, of_candidate = build.ops(
+        "Split", direction.r, build.axes([2 * direction.hidden, direction.hidden]), outputs=2, axis=0
+    )
     if reset_after:
         candidate = build.op("Tanh", from_x[2] + r * from_h[2])
     else:
-        seen = r * one.before @ of_candidate.transpose([1, 0])
-        if one.biases is not None:
-            seen = seen + one.biases[1].slice(2 * one.hidden, 3 * one.hidden)
+        seen = r * direction.before @ of_candidate.transpose([1, 0])
+        if direction.biases is not None:
+            seen = seen + direction.biases[1].slice(2 * direction.hidden, 3 * direction.hidden)
         candidate = build.op("Tanh", from_x[2] + seen)
-    to_z = (one.before - candidate) * z * (1.0 - z)
+    to_z = (direction.before - candidate) * z * (1.0 - z)
     to_candidate = (1.0 - z) * (1.0 - candidate * candidate)
-    to_r = (from_h[2] if reset_after else one.before) * r * (1.0 - r)
+    to_r = (from_h[2] if reset_after else direction.before) * r * (1.0 - r)
 
     def back(inner: Builder, states: Sequence[Tensor], now: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         keep, reset, z_slope, r_slope, slope, dy = now
@@ -221,35 +238,42 @@ def _gru(build: Builder, one: Direction, *, reset_after: bool) -> tuple[Tensor, 
         gates = inner.op("Concat", dz, dr, axis=-1)
         return [dh * keep + earlier + inner.op("MatMul", gates, of_gates)], [gates, dn, dq]
 
-    slopes = [one.masked(build, slope) for slope in (to_z, to_r, to_candidate, one.dy)]
-    inputs = [one.masked(build, z, 1.0), r, *slopes]
-    dh, gates, dn, dq = _scan(build, back, one.last, inputs, backward=not one.backward)
+    slopes = [direction.masked(build, slope) for slope in (to_z, to_r, to_candidate, direction.dy)]
+    inputs = [direction.masked(build, z, 1.0), r, *slopes]
+    dh, gates, dn, dq = _scan(build, back, direction.last, inputs, backward=not direction.backward)
     of_x, of_h = (build.op("Concat", gates, last, axis=-1) for last in (dn, dq))
-    read = one.before if reset_after else r * one.before
-    weights = build.op("Concat", _weight(build, gates, one.before), _weight(build, dq, read), axis=0)
+    read = direction.before if reset_after else r * direction.before
+    weights = build.op("Concat", _weight(build, gates, direction.before), _weight(build, dq, read), axis=0)
     biases = [total.sum([0, 1], keepdims=False) for total in (of_x, of_h)]
-    return of_x @ one.w, _weight(build, of_x, one.x), weights, *biases, dh
+    return of_x @ direction.w, _weight(build, of_x, direction.x), weights, *biases, dh
 
 
-def _rnn(build: Builder, one: Direction) -> tuple[Tensor, ...]:
+def _rnn(build: Builder, direction: Direction) -> tuple[Tensor, ...]:
     """Return the gradients for one direction: of x, w, r, both biases, and the first state."""
-    (from_x,), (from_h,) = _gates(build, one, _GATES["RNN"])
-    name = one.activations[0]
+    (from_x,), (from_h,) = _gates(build, direction, _GATES["RNN"])
+    name = direction.activations[0]
     slope = _SLOPES[name](build, build.op(name.capitalize(), from_x + from_h))
 
     def back(inner: Builder, states: Sequence[Tensor], now: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         slope, dy, *beyond = now
         dh = states[0] + dy
         gate = dh * slope
-        earlier = inner.op("MatMul", gate, one.r)
+        earlier = inner.op("MatMul", gate, direction.r)
         return [earlier + dh * beyond[0] if beyond else earlier], [gate]
 
-    inputs = [one.masked(build, slope), one.masked(build, one.dy)]
-    if one.is_valid is not None:
-        inputs.append(build.op("Not", one.is_valid).cast(one.x.dtype))
-    dh, gates = _scan(build, back, one.last, inputs, backward=not one.backward)
+    inputs = [direction.masked(build, slope), direction.masked(build, direction.dy)]
+    if direction.is_valid is not None:
+        inputs.append(build.op("Not", direction.is_valid).cast(direction.x.dtype))
+    dh, gates = _scan(build, back, direction.last, inputs, backward=not direction.backward)
     total = gates.sum([0, 1], keepdims=False)
-    return gates @ one.w, _weight(build, gates, one.x), _weight(build, gates, one.before), total, total, dh
+    return (
+        gates @ direction.w,
+        _weight(build, gates, direction.x),
+        _weight(build, gates, direction.before),
+        total,
+        total,
+        dh,
+    )
 
 
 def _scan(
@@ -291,19 +315,21 @@ def _gradients(n: Backward) -> tuple[Tensor, ...]:
     """Return the gradients with respect to x, w, r, b and the states, for all directions."""
     build = n.build
     if n.node.op_type == "LSTM":
-        parts = [_lstm(build, one) for one in _directions(n)]
+        parts = [_lstm(build, direction) for direction in _directions(n)]
     elif n.node.op_type == "RNN":
-        parts = [_rnn(build, one) for one in _directions(n)]
+        parts = [_rnn(build, direction) for direction in _directions(n)]
     else:
         reset_after = bool(n.attribute("linear_before_reset", 0))
-        parts = [_gru(build, one, reset_after=reset_after) for one in _directions(n)]
+        parts = [_gru(build, direction, reset_after=reset_after) for direction in _directions(n)]
 
     def stacked(tensors: Sequence[Tensor]) -> Tensor:
-        return build.op("Concat", *(build.op("Unsqueeze", one, build.axes([0])) for one in tensors), axis=0)
+        return build.op("Concat", *(build.op("Unsqueeze", direction, build.axes([0])) for direction in tensors), axis=0)
 
     x = parts[0][0] if len(parts) == 1 else parts[0][0] + parts[1][0]
     biases = stacked([build.op("Concat", part[3], part[4], axis=0) for part in parts])
-    w, r, *states = (stacked(one) for one in list(zip(*parts, strict=True))[1:3] + list(zip(*parts, strict=True))[5:])
+    w, r, *states = (
+        stacked(direction) for direction in list(zip(*parts, strict=True))[1:3] + list(zip(*parts, strict=True))[5:]
+    )
     return x, w, r, biases, *states
 
 

@@ -48,7 +48,7 @@ def open_model(job: dict[str, Any], file: str) -> Model | None:
 
     def run(texts: Sequence[str], size: int, role: str) -> list[Row]:
         vectors = model.query_embed(texts) if role == "query" else model.embed(texts, batch_size=size)
-        return [_terms(one) if "sparse" in job["kind"] else one.tolist() for one in vectors]
+        return [_terms(vector) if "sparse" in job["kind"] else vector.tolist() for vector in vectors]
 
     return run
 

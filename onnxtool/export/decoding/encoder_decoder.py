@@ -230,10 +230,10 @@ def _trace(
 ) -> ir.Model:
     """Trace `run`, a function of named tensors, as the forward of the model; see `onnxtool.export.tracing.trace`."""
     plain = {name: _plain(name) for name in (*signature.inputs, *signature.outputs)}
-    named = {short: name for name, short in plain.items()}
+    cache = {short: name for name, short in plain.items()}
 
     def forward(**tensors: Any) -> dict[str, Any]:
-        outputs = run({named[short]: tensor for short, tensor in tensors.items() if tensor is not None})
+        outputs = run({cache[short]: tensor for short, tensor in tensors.items() if tensor is not None})
         return {plain[name]: outputs[name] for name in signature.outputs}
 
     traced_model = copy.copy(model)
@@ -246,7 +246,7 @@ def _trace(
     graph = trace(strategy.exporter, traced_model, tensors, short, opset, timeout_s=strategy.timeout_s)
     tidy(graph, short, model)
     for value in (*graph.graph.inputs, *graph.graph.outputs):
-        value.name = named[str(value.name)]
+        value.name = cache[str(value.name)]
     return graph
 
 

@@ -62,9 +62,9 @@ class AnseriniSpecification(TargetSpecification):
         """Return a reader that uses only the vocabulary."""
         return partial(read_vocabulary, folder / self.file_names[0])
 
-    def check_tokens(self, own: OwnTokenizer, folder: Path, texts: Sequence[Text]) -> None:
+    def check_tokens(self, tokenizer: OwnTokenizer, folder: Path, texts: Sequence[Text]) -> None:
         """Compare tokens of single texts without special tokens, Chinese or huge words; see the target's note."""
-        super().check_tokens(own, folder, [text for text in texts if isinstance(text, str) and self._reads(text)])
+        super().check_tokens(tokenizer, folder, [text for text in texts if isinstance(text, str) and self._reads(text)])
 
     def _reads(self, text: str) -> bool:
         has_token = any(token.lower() in text.lower() for token in named_tokens(self.tokenizer))

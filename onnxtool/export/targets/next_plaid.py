@@ -113,7 +113,7 @@ class NextPlaidSpecification(TargetSpecification):
             settings |= {f"{role}_{key}": value for key, value in facts.items()}
         write_json(folder / _CONFIG, settings)
 
-    def check_tokens(self, own: OwnTokenizer, folder: Path, texts: Sequence[Text]) -> None:
+    def check_tokens(self, tokenizer: OwnTokenizer, folder: Path, texts: Sequence[Text]) -> None:
         """Compare the tokens of queries and documents, cut to their lengths; white space around texts is removed."""
         settings: dict[str, Any] = read_object(folder / _CONFIG)
         for role in _ROLES:
@@ -121,7 +121,7 @@ class NextPlaidSpecification(TargetSpecification):
             stated = self.source.sentence_modules.stated_length(role) or length
             at_limit = (" ".join("a" * (stated + more)) for more in range(-4, 3))
             plain = [*(text.strip() for text in texts if isinstance(text, str)), *at_limit]
-            wanted = own.ids([f"{prompt}{text}" for text in plain], stated)
+            wanted = tokenizer.ids([f"{prompt}{text}" for text in plain], stated)
             for text, ids, other in zip(plain, read_file(folder / TOKENIZER_NAME, plain, None), wanted, strict=True):
                 cut = ids if len(ids) < length else [*ids[: length - 2], ids[-1]]
                 if (found := [ids[0], marker, *cut[1:]]) != other:

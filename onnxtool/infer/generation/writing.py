@@ -146,7 +146,7 @@ class Writer:
             SessionError: onnxruntime fails, or returns NaN.
         """
         inputs = [text if isinstance(text, TextInput) else TextInput(text) for text in several(texts)]
-        read = self._read(inputs, prompt, LongTexts.of(long), first)
+        encoded = self._read(inputs, prompt, LongTexts.of(long), first)
         if on_text is not None and self._num_beams > 1:
             raise InputError(
                 f"{self._num_beams} beams are searched, and which of them is the answer shows at the end",
@@ -154,14 +154,14 @@ class Writer:
             )
         written: dict[int, _Written] = {}
         seconds = first_seconds = 0.0
-        for batch in self._batches(read, one_by_one=on_text is not None):
-            tell(f"writing after text {first + min(batch) + 1} of {first + len(read)}")
+        for batch in self._batches(encoded, one_by_one=on_text is not None):
+            tell(f"writing after text {first + min(batch) + 1} of {first + len(encoded)}")
             began = time.perf_counter()
-            answers, to_first = self._write_batch({first + number: read[number] for number in batch}, on_text)
+            answers, to_first = self._write_batch({first + number: encoded[number] for number in batch}, on_text)
             seconds += time.perf_counter() - began
             first_seconds = first_seconds or to_first
             written |= dict(zip(batch, answers, strict=True))
-        report = self._report(inputs, read, [written[number] for number in range(len(read))])
+        report = self._report(inputs, encoded, [written[number] for number in range(len(encoded))])
         return replace(
             report,
             notes=(*self._model.prompt_notes(prompt), *report.notes),
@@ -181,8 +181,8 @@ class Writer:
         if long.way == "window":
             raise InputError("a model that writes reads a text at once, in no windows", "pass --long truncate or fail")
         windows = self._model.windows([text.contents for text in inputs], prompt=prompt, long=long, first=first + 1)
-        read = [group[0] for group in windows]
-        for number, text in enumerate(read, start=first + 1):
+        encoded = [group[0] for group in windows]
+        for number, text in enumerate(encoded, start=first + 1):
             start = self._start or text.ids
             if not start:
                 raise InputError(f"text {number} has no tokens to write after", "pass a text with a word in it")
@@ -196,7 +196,7 @@ class Writer:
                         "" if self.settings.max_new_tokens is not None else ", or --max_new_tokens for as many after it"
                     ),
                 )
-        return read
+        return encoded
 
     @property
     def _num_beams(self) -> int:
@@ -212,13 +212,13 @@ class Writer:
         most = self._max_length(num_start)
         return most if self._longest is None else min(most, self._longest)
 
-    def _batches(self, read: Sequence[EncodedText], *, one_by_one: bool) -> list[list[int]]:
+    def _batches(self, encoded: Sequence[EncodedText], *, one_by_one: bool) -> list[list[int]]:
         # Sampled beams share a generator, and answers must not depend on other texts.
         if one_by_one or self.decoding == "beam_sample":
-            return [[number] for number in range(len(read))]
+            return [[number] for number in range(len(encoded))]
         rules, beams = self._model.batch_rules, self._num_beams
         rules = replace(rules, max_texts=max(1, rules.max_texts // beams), max_tokens=max(1, rules.max_tokens // beams))
-        return list(rules.batches([len(text) for text in read]))
+        return list(rules.batches([len(text) for text in encoded]))
 
     def _write_batch(self, texts: Mapping[int, EncodedText], on_text: OnText | None) -> tuple[list[_Written], float]:
         """Generate until each text has its answer; return the answers, and the seconds to the first token."""
@@ -289,14 +289,14 @@ class Writer:
         return _Written(tuple(ids), self._model.tokenizer.text(ids), by_length if end is None else "end")
 
     def _report(
-        self, inputs: Sequence[TextInput], read: Sequence[EncodedText], written: Sequence[_Written]
+        self, inputs: Sequence[TextInput], encoded: Sequence[EncodedText], written: Sequence[_Written]
     ) -> GenerationReport:
         session = self._model.session
         notes = list(session.notes)
-        if cut := sum(text.truncated for text in read):
+        if cut := sum(text.truncated for text in encoded):
             limit = self._model.limit
             to = "" if limit is None else f" to {limit.tokens} tokens ({limit.source})"
-            notes.append(f"{cut} of {len(read)} texts were cut{to}")
+            notes.append(f"{cut} of {len(encoded)} texts were cut{to}")
         if full := sum(answer.reason == "limit" for answer in written):
             notes.append(f"{full} of {len(written)} answers end where the model takes no more: {self._longest} tokens")
         return GenerationReport(
@@ -315,7 +315,7 @@ class Writer:
                     finish_reason=answer.reason,
                     id=text.id,
                 )
-                for text, tokens, answer in zip(inputs, read, written, strict=True)
+                for text, tokens, answer in zip(inputs, encoded, written, strict=True)
             ),
             num_generated=sum(len(answer.ids) for answer in written),
             notes=tuple(notes),

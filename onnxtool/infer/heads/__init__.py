@@ -27,7 +27,7 @@ AnyHead = VectorHead[Any] | AnswerHead[Any]
 
 
 @dataclass(frozen=True)
-class Shapes(AnswerHead[dict[str, tuple[int, ...]]]):
+class OutputShapes(AnswerHead[dict[str, tuple[int, ...]]]):
     """The head of any other model: output names and shapes."""
 
     kind = "shapes"
@@ -67,7 +67,7 @@ def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextToken
 def _features(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
     """A feature extractor with stated pooling is an embedder."""
     pools = folder.sentence_modules.find("Pooling") is not None or _has_output(model, EMBEDDING)
-    return _embeddings(model, folder, tokenizer) if pools else Shapes()
+    return _embeddings(model, folder, tokenizer) if pools else OutputShapes()
 
 
 def _labels(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
@@ -77,7 +77,7 @@ def _labels(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer
 
 
 def _answer_spans(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
-    return AnswerSpans() if _has_output(model, START) and _has_output(model, END) else Shapes()
+    return AnswerSpans() if _has_output(model, START) and _has_output(model, END) else OutputShapes()
 
 
 # By value of the metadata key onnxtool.task. Other tasks are answered with shapes.
@@ -139,7 +139,7 @@ def head_for(
             )
         return _REPRESENTATIONS[representation][1](model, folder, tokenizer)
     head = _HEADS.get(task)
-    return Shapes() if head is None else head(model, folder, tokenizer)
+    return OutputShapes() if head is None else head(model, folder, tokenizer)
 
 
 def gives_states(model: ModelFile) -> bool:

@@ -196,11 +196,11 @@ SHAPE = _message(dim=(1, PART))
 DIMENSION = _message(dim_value=(1, INT), dim_param=(2, TEXT))
 
 
-def read_entry(data: Data, place: Span, *, kept: bool = True) -> tuple[str, str]:
-    """Return key and value of a StringStringEntryProto; one that is not `kept` takes no memory."""
+def read_entry(data: Data, place: Span, *, is_kept: bool = True) -> tuple[str, str]:
+    """Return key and value of a StringStringEntryProto; one that is not `is_kept` takes no memory."""
     found = {"key": "", "value": ""}
     for name, (first, last) in read(data, ENTRY, place):
-        found[name] = read_text(data, first, last, kept=kept)
+        found[name] = read_text(data, first, last, is_kept=is_kept)
     return found["key"], found["value"]
 
 
@@ -327,7 +327,7 @@ def read_tensor(data: Data, place: Span, external: list[ExternalData]) -> Tensor
             case "name":
                 name = content
             case "external_data":
-                key, value = read_entry(data, content, kept=False)
+                key, value = read_entry(data, content, is_kept=False)
                 if key in _PLACE:
                     entries[key] = value
             case "data_location":

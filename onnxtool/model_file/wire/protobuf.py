@@ -213,12 +213,12 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def read_text(data: Data, start: int, end: int, *, kept: bool = True) -> str:
-    """Return the content of a string field; one that is not `kept` does not count towards the memory limit."""
+def read_text(data: Data, start: int, end: int, *, is_kept: bool = True) -> str:
+    """Return the content of a string field; one that is not `is_kept` does not count towards the memory limit."""
     if end - start > _MAX_TEXT_BYTES:
         raise malformed(f"a text of {end - start} bytes", start)
     text = decode(data[start:end], start)
-    if kept:
+    if is_kept:
         data.charge(text.__sizeof__(), start)
     return text
 

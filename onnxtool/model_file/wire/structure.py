@@ -262,7 +262,7 @@ def _count_node(data: Data, place: Span, model: _Reading, depth: int) -> None:
         elif field == "metadata_props":
             first, last = content
             if last - first <= _MAX_SCOPES_BYTES and SCOPES_KEY in data[first : min(last, first + 64)]:
-                scopes = read_entry(data, content, kept=False)[1]
+                scopes = read_entry(data, content, is_kept=False)[1]
         else:
             texts[field] = content
     op_type, domain, name = texts.values()

@@ -120,7 +120,7 @@ def evaluate(
     try:
         session = ort.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
         names = {value.name for value in session.get_inputs()}
-        return [list(session.run(None, {name: one[name] for name in names})) for one in feeds]
+        return [list(session.run(None, {name: feed[name] for name in names})) for feed in feeds]
     except Exception:  # noqa: BLE001  onnxruntime has no error class of its own; a slice that it cannot run is no known mask
         return None
 

@@ -98,62 +98,62 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
 def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     """Match an attention and check its preconditions before changing anything."""
     shapes = shared.shapes
-    found = find_attention(root, shapes)
-    terms = found.masking.terms
-    find = _flat_heads if found.is_flat else find_heads
-    queries = find(found.queries, shapes, found.num_heads)
+    matched = find_attention(root, shapes)
+    terms = matched.masking.terms
+    find = _flat_heads if matched.is_flat else find_heads
+    queries = find(matched.queries, shapes, matched.num_heads)
     if queries is None:
         raise RefusedError("queries whose heads cannot be told apart")
     if (dtype := shapes.dtype(queries.source)) not in (np.float32, np.float16):
         raise RefusedError(f"queries of dtype {dtype}")
-    for operand, value in (("keys", found.keys), ("values", found.values), *(("a mask", t.value) for t in terms)):
+    for operand, value in (("keys", matched.keys), ("values", matched.values), *(("a mask", t.value) for t in terms)):
         if shapes.dtype(value) != dtype:
             raise RefusedError(f"{operand} of dtype {shapes.dtype(value)}, and queries of dtype {dtype}")
-    joined = found.result if found.is_flat else find_joined(found.result, shapes, found.num_heads)
-    if found.zeroed_rows is not None and shapes.rank(found.zeroed_rows.unattended) not in (None, 4):
+    joined = matched.result if matched.is_flat else find_joined(matched.result, shapes, matched.num_heads)
+    if matched.zeroed_rows is not None and shapes.rank(matched.zeroed_rows.unattended) not in (None, 4):
         raise RefusedError("rows of zeros for heads that are merged with the batch")
-    counted = None if found.zeroed_rows is None else found.zeroed_rows.counted
-    if (found.masking, counted) not in shared.mask_kinds:
-        shared.mask_kinds[found.masking, counted] = find_mask_kind(shared.model, found.masking, shapes, counted)
-    found, mask_kind = _settled(found, shared.mask_kinds[found.masking, counted])
+    counted = None if matched.zeroed_rows is None else matched.zeroed_rows.counted
+    if (matched.masking, counted) not in shared.mask_kinds:
+        shared.mask_kinds[matched.masking, counted] = find_mask_kind(shared.model, matched.masking, shapes, counted)
+    matched, mask_kind = _settled(matched, shared.mask_kinds[matched.masking, counted])
     if mask_kind.sees_later:
         raise RefusedError("two masks, by which queries that may attend to nothing see later keys")
     # The operator counts query positions, so queries have to be one sequence if it masks later keys.
     is_one_sequence = (
-        mask_kind.is_causal or found.is_causal or (mask_kind.is_bias and not _heads_of_bias(found, shapes))
+        mask_kind.is_causal or matched.is_causal or (mask_kind.is_bias and not _heads_of_bias(matched, shapes))
     )
-    if is_one_sequence and not found.is_causal and _is_broadcast(found.keys, found.num_heads, shapes):
+    if is_one_sequence and not matched.is_causal and _is_broadcast(matched.keys, matched.num_heads, shapes):
         # A bias masks later keys just as well, and the single head need not be repeated.
         mask_kind, is_one_sequence = MaskKind(is_bias=True, hides_later=mask_kind.hides_later), False
-    keys, values = _keys_and_values(found, shapes, are_shared=found.sinks is not None or not is_one_sequence)
+    keys, values = _keys_and_values(matched, shapes, are_shared=matched.sinks is not None or not is_one_sequence)
     if queries.head_size != keys.head_size or values.scale != 1.0:
         raise RefusedError("queries and keys of different sizes, or scaled values")
-    parts = _Parts(found, queries, keys, values, mask_kind, joined)
-    if found.sinks is not None:
+    parts = _Parts(matched, queries, keys, values, mask_kind, joined)
+    if matched.sinks is not None:
         _check_sinks(parts, shared)
     return parts
 
 
-def _settled(found: MatchedAttention, mask_kind: MaskKind) -> tuple[MatchedAttention, MaskKind]:
+def _settled(matched: MatchedAttention, mask_kind: MaskKind) -> tuple[MatchedAttention, MaskKind]:
     """Return an attention without zeroed rows if its mask makes none, and with its mask as a bias if necessary.
 
     For a known kind of mask, `fill` determines the result of a query that may attend to nothing: the mean of all values
     for the lowest number, NaN for infinities.
     """
-    zeroed_rows, masking = found.zeroed_rows, found.masking
+    zeroed_rows, masking = matched.zeroed_rows, matched.masking
     bias = MaskKind(is_bias=True, hides_later=mask_kind.hides_later)
     if mask_kind.is_bias or mask_kind.padding is None:
-        return found, mask_kind
+        return matched, mask_kind
     if zeroed_rows is None:
         # The operator masks later keys with the lowest number, so that padding before a text is not NaN.
-        is_mixed = mask_kind.fill == -np.inf and (mask_kind.is_causal or found.is_causal)
-        return found, bias if is_mixed else mask_kind
+        is_mixed = mask_kind.fill == -np.inf and (mask_kind.is_causal or matched.is_causal)
+        return matched, bias if is_mixed else mask_kind
     if zeroed_rows.conditions and (zeroed_rows.if_nan or len(zeroed_rows.conditions) < len(masking.values)):
-        return found, bias
+        return matched, bias
     lowest = float(np.finfo(np.float32).min)
     if (zeroed_rows.if_nan and mask_kind.fill > -np.inf) or (zeroed_rows.if_lowest and mask_kind.fill > lowest):
-        return replace_fields(found, zeroed_rows=None), mask_kind
-    return found, replace_fields(mask_kind, fill=max(mask_kind.fill, lowest))
+        return replace_fields(matched, zeroed_rows=None), mask_kind
+    return matched, replace_fields(mask_kind, fill=max(mask_kind.fill, lowest))
 
 
 def _check_sinks(parts: _Parts, shared: _Shared) -> None:
@@ -182,27 +182,27 @@ def _is_own(parts: _Parts, shapes: Shapes) -> bool:
     return queries is not None and queries == keys
 
 
-def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, are_shared: bool) -> tuple[Heads, Heads]:
+def _keys_and_values(matched: MatchedAttention, shapes: Shapes, *, are_shared: bool) -> tuple[Heads, Heads]:
     """Find the heads of keys and values; with `are_shared`, the shared ones if there are any."""
     if are_shared:
-        keys, values = (_heads(found, shapes, is_keys=is_keys, are_shared=True) for is_keys in (True, False))
+        keys, values = (_heads(matched, shapes, is_keys=is_keys, are_shared=True) for is_keys in (True, False))
         if keys is not None and values is not None and keys.repeats == values.repeats and values.scale == 1.0:
             return keys, values
-    keys, values = (_heads(found, shapes, is_keys=is_keys, are_shared=False) for is_keys in (True, False))
+    keys, values = (_heads(matched, shapes, is_keys=is_keys, are_shared=False) for is_keys in (True, False))
     if keys is None or values is None:
         raise RefusedError(f"{'keys' if keys is None else 'values'} whose heads cannot be told apart")
     return keys, values
 
 
-def _heads(found: MatchedAttention, shapes: Shapes, *, is_keys: bool, are_shared: bool) -> Heads | None:
+def _heads(matched: MatchedAttention, shapes: Shapes, *, is_keys: bool, are_shared: bool) -> Heads | None:
     """Find the heads of keys or values; shared heads are repeated, or one head broadcast by the MatMul (Falcon)."""
-    value, is_transposed = (found.keys, found.is_transposed) if is_keys else (found.values, False)
-    if found.is_flat:
-        return _flat_heads(value, shapes, found.num_heads)
-    is_broadcast = are_shared and _is_broadcast(value, found.num_heads, shapes)
-    num_heads = 1 if is_broadcast else found.num_heads
+    value, is_transposed = (matched.keys, matched.is_transposed) if is_keys else (matched.values, False)
+    if matched.is_flat:
+        return _flat_heads(value, shapes, matched.num_heads)
+    is_broadcast = are_shared and _is_broadcast(value, matched.num_heads, shapes)
+    num_heads = 1 if is_broadcast else matched.num_heads
     heads = find_heads(value, shapes, num_heads, transposed=is_transposed, repeated=are_shared, in_columns=is_keys)
-    return replace_fields(heads, repeats=found.num_heads) if heads is not None and is_broadcast else heads
+    return replace_fields(heads, repeats=matched.num_heads) if heads is not None and is_broadcast else heads
 
 
 def _flat_heads(value: ir.Value, shapes: Shapes, num_heads: int) -> Heads | None:
@@ -216,17 +216,17 @@ def _is_broadcast(value: ir.Value, num_heads: int, shapes: Shapes) -> bool:
     return shapes.rank(value) == 4 and shapes.fixed(value, 1) == 1 < num_heads
 
 
-def _heads_of_bias(found: MatchedAttention, shapes: Shapes) -> int | None:
+def _heads_of_bias(matched: MatchedAttention, shapes: Shapes) -> int | None:
     """Return the size of the head axis of all masks together, 1 or the number of heads; None if it is dynamic."""
     sizes = {1}
-    for number, value in enumerate(found.masking.values):
-        is_merged = number < len(found.masking.terms) and found.masking.terms[number].is_merged
+    for number, value in enumerate(matched.masking.values):
+        is_merged = number < len(matched.masking.terms) and matched.masking.terms[number].is_merged
         rank = shapes.rank(value)
         if rank is None:
             return None
         size = shapes.fixed(value, -3) if rank > 2 else 1
-        sizes.add(found.num_heads if is_merged and size != 1 else size or 0)
-    return max(sizes) if sizes <= {1, found.num_heads} else None
+        sizes.add(matched.num_heads if is_merged and size != 1 else size or 0)
+    return max(sizes) if sizes <= {1, matched.num_heads} else None
 
 
 def _fuse(parts: _Parts, shared: _Shared) -> None:
@@ -572,7 +572,10 @@ def _unattended(
         return zeroed_rows.unattended
     attended = []  # bool [1 or B, 1 or H, 1 or S, L]: a query without any of these keys has a row of zeros
     if zeroed_rows.conditions:
-        kept = [one.condition if one.keeps else writer.node("Not", [one.condition]) for one in zeroed_rows.conditions]
+        kept = [
+            condition.condition if condition.keeps else writer.node("Not", [condition.condition])
+            for condition in zeroed_rows.conditions
+        ]
         attended.append(functools.reduce(lambda first, second: writer.node("And", [first, second]), kept))
     if zeroed_rows.if_nan or zeroed_rows.if_lowest:
         total = _sum_of_masks(parts, dtype, shapes, writer)

@@ -59,11 +59,11 @@ class Polynomial:
                 found[power + another] = found.get(power + another, 0) + coefficient * factor
         return Polynomial(found, (*self.nodes, *other.nodes))
 
-    def is_close(self, wanted: Mapping[int, float]) -> bool:
-        """Whether it has the coefficients `wanted`, all to a relative 1e-3."""
-        return self.coefficients.keys() == wanted.keys() and all(
+    def is_close(self, coefficients: Mapping[int, float]) -> bool:
+        """Whether it has the coefficients `coefficients`, all to a relative 1e-3."""
+        return self.coefficients.keys() == coefficients.keys() and all(
             math.isclose(self.coefficients[power], coefficient, rel_tol=_TOLERANCE)
-            for power, coefficient in wanted.items()
+            for power, coefficient in coefficients.items()
         )
 
 
@@ -78,7 +78,7 @@ def as_polynomial(value: ir.Value | None, variable: ir.Value, depth: int = 0) ->
     node = value.producer()
     if node is None or node.domain or node.op_type not in _ARITHMETIC:
         return None
-    first, second = (as_polynomial(one, variable, depth + 1) for one in node.inputs)
+    first, second = (as_polynomial(operand, variable, depth + 1) for operand in node.inputs)
     found = None if first is None or second is None else _combine(node.op_type, first, second)
     return None if found is None else Polynomial(found.coefficients, (*found.nodes, node))
 

@@ -211,7 +211,7 @@ def _rewrite(reduce: ir.Node, chain: _Chain, product: ir.Node, shapes: Shapes) -
     result = writer.node("ReduceMax", [scores, *reduce.inputs[1:]], reduce.attributes)
     for node in reversed(chain.steps):
         above = _operands(node)[0] if len(node.inputs) == 2 else node.inputs[0]
-        inputs = [result if one is above else one for one in node.inputs]
+        inputs = [result if operand is above else operand for operand in node.inputs]
         result = writer.node(node.op_type, inputs, node.attributes)
     if chain.mask is not None:  # a text without tokens has zeros
         some = writer.node("ReduceMax", [chain.mask, *reduce.inputs[1:]], reduce.attributes)
@@ -308,12 +308,15 @@ def _cut(match: _Match) -> None:
     """Write product and maximum for each block, join the maxima, and add the bias."""
     product, reduce = match.product, match.reduce
     writer, columns = Writer(reduce), _columns(required(product, 1))
-    whole = [one for one in product.inputs if one is not None and is_weight(one)]
+    whole = [operand for operand in product.inputs if operand is not None and is_weight(operand)]
     sources = {one: _source(tensor_of(one)) for one in whole}
     maxima = []
     for start in range(0, columns, _WIDTH):
         part = slice(start, min(start + _WIDTH, columns))
-        inputs = [_part(one, sources[one], part, columns, writer) if one in sources else one for one in product.inputs]
+        inputs = [
+            _part(operand, sources[operand], part, columns, writer) if operand in sources else operand
+            for operand in product.inputs
+        ]
         result = writer.node(product.op_type, inputs, product.attributes, domain=product.domain)
         if match.scaled is not None:
             result = writer.node("Mul", [result, match.scaled.inputs[1]])

@@ -193,7 +193,7 @@ def _objection_to_residual(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     if producer(node.inputs[0], "Add") is not add:
         return "another normalization has fused the sum"
     first, second = add.inputs
-    scales = [one for one in node.inputs[1:] if one is not None]
+    scales = [operand for operand in node.inputs[1:] if operand is not None]
     if shapes.rank(first) != 3 or not shapes.same(first, second):
         return "the two are not known to be of the same shape [B, S, D]"
     if attribute(node, "axis", -1) not in (-1, 2):
@@ -294,7 +294,7 @@ def _match_lookups(node: ir.Node) -> list[_Lookup] | None:
             return None
         others = [other for other, _ in value.uses() if other is not reader]
         if maker.op_type == "Add" and not others:
-            waiting.extend((one, maker) for one in maker.inputs)
+            waiting.extend((operand, maker) for operand in maker.inputs)
             continue
         table, ids = maker.inputs
         if maker.op_type == "Add" or not all(_reads_size_of_ids(other) for other in others):
@@ -335,7 +335,7 @@ def _fuse_lookups(node: ir.Node, lookups: list[_Lookup], shapes: Shapes, casts: 
 
 def _objection_to_lookups(node: ir.Node, lookups: list[_Lookup], shapes: Shapes) -> str:
     """Return the precondition that does not hold; empty if all do."""
-    vectors = [one for one in node.inputs[1:] if one is not None]
+    vectors = [operand for operand in node.inputs[1:] if operand is not None]
     width = shapes.fixed(lookups[0].table, 1)
     if attribute(node, "axis", -1) not in (-1, 2):
         return "not over the last axis"

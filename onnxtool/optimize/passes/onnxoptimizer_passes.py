@@ -129,14 +129,14 @@ def _content(node: onnx.NodeProto) -> object:
     return node.op_type, list(node.input), list(node.output), attributes
 
 
-def _compute(found: onnx.GraphProto, values: Mapping[str, ir.Value], opset: int) -> dict[str, NDArray[Any]]:
+def _compute(graph: onnx.GraphProto, values: Mapping[str, ir.Value], opset: int) -> dict[str, NDArray[Any]]:
     """Return the constants that a pass stored, and the results of the nodes that it wrote, with floats as float64."""
-    nodes = [node for node in found.node if not node.name]
+    nodes = [node for node in graph.node if not node.name]
     if unexpected := {node.op_type for node in nodes} - _WRITTEN:
         raise DeadPassError(f"writes {', '.join(sorted(unexpected))}, which is not expected")
     read = {name for node in nodes for name in node.input}
     constants = {}
-    for tensor in found.initializer:
+    for tensor in graph.initializer:
         if tensor.name in read or tensor.name not in values:
             is_stored = not tensor.external_data
             source = None if is_stored else tensor_of(values[tensor.external_data[0].value])

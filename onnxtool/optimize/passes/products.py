@@ -143,10 +143,10 @@ def _by_weight(
     return _reshaped(result, [*kept, *columns], writer) if len(columns) > 1 else result
 
 
-def _moved(value: ir.Value, axes: str, wanted: str, writer: Writer) -> ir.Value:
-    if axes == wanted:
+def _moved(value: ir.Value, axes: str, operator: str, writer: Writer) -> ir.Value:
+    if axes == operator:
         return value
-    return writer.op("Transpose", value, perm=[axes.index(letter) for letter in wanted])
+    return writer.op("Transpose", value, perm=[axes.index(letter) for letter in operator])
 
 
 def _reshaped(value: ir.Value, shape: Sequence[int], writer: Writer) -> ir.Value:
@@ -178,16 +178,16 @@ def _transpose_weights(model: ir.Model, _context: Context) -> Outcome:
     return outcome
 
 
-def _fuse_transpose(node: ir.Node, transpose: ir.Node, shapes: Shapes, made: dict[ir.Value, ir.Value]) -> str:
+def _fuse_transpose(node: ir.Node, transpose: ir.Node, shapes: Shapes, transposed: dict[ir.Value, ir.Value]) -> str:
     """Rewrite one MatMul, or return the precondition that does not hold."""
     value, weight = node.inputs[0], transpose.inputs[0]
     if value is None or weight is None or not is_float(weight):
         return "neither float32 nor float16"
     writer = Writer(node)
-    if weight in made or _only_multiplied(weight):
-        if weight not in made:
-            made[weight] = writer.initializer(_transposed(weight), f"{weight.name}_transposed")
-        fused = writer.node("MatMul", [value, made[weight]], like=node.outputs[0])
+    if weight in transposed or _only_multiplied(weight):
+        if weight not in transposed:
+            transposed[weight] = writer.initializer(_transposed(weight), f"{weight.name}_transposed")
+        fused = writer.node("MatMul", [value, transposed[weight]], like=node.outputs[0])
     elif (shapes.rank(value) or 0) < 2:  # 0: not known
         return "the input is not known to have two axes or more"
     else:

@@ -72,7 +72,10 @@ class Activations:
     def joined(cls, parts: Sequence[Activations]) -> Activations:
         """Merge the activations of all `parts`, as inputs of one layer."""
         return cls(
-            *(list(chain(*lists)) for lists in zip(*((one.lows, one.highs, one.rows) for one in parts), strict=True))
+            *(
+                list(chain(*lists))
+                for lists in zip(*((part.lows, part.highs, part.rows) for part in parts), strict=True)
+            )
         )
 
 

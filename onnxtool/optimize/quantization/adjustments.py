@@ -69,11 +69,11 @@ class _Rounding:
         parts = zip(self.activations.rows, *_ranges(self.activations, by), strict=True)
         return np.concatenate([round_activations(rows / by, low, high) for rows, low, high in parts])
 
-    def loss(self, weight: Floats, wanted: Floats) -> float:
-        """Return the squared error of the results with the nearest codes, compared with `wanted` in float32."""
+    def loss(self, weight: Floats, target: Floats) -> float:
+        """Return the squared error of the results with the nearest codes, compared with `target` in float32."""
         codes, scale = Adjustment(self.smoothing_scale).quantize(weight, exact=self.exact)
         lost = self.rounded() @ (codes * scale)
-        lost -= wanted
+        lost -= target
         return float(np.square(lost, dtype=np.float64).sum())
 
     def adjust(self, layers: Sequence[LinearLayer]) -> dict[str, Adjustment]:
@@ -249,7 +249,7 @@ class _Search:
         losses = [one.loss(self.weight, self.wanted) for one in tried]
         place = int(np.argmin(losses))
         others = [replace(tried[place], grid=grid) for grid in grids[place][1:]]
-        found = [(losses[place], tried[place]), *((one.loss(self.weight, self.wanted), one) for one in others)]
+        found = [(losses[place], tried[place]), *((other.loss(self.weight, self.wanted), other) for other in others)]
         return min(found, key=lambda one: one[0])
 
     def _divided(self, plain: tuple[float, _Rounding], ranges: str) -> _Rounding | None:

@@ -346,12 +346,12 @@ def _losses(model: SwitchableModel, promise: TokenPromise) -> tuple[_Losses, _Lo
     return errors, divergences
 
 
-def _rough_error(found: Arrays, expected: Arrays) -> float:
+def _rough_error(actual: Arrays, expected: Arrays) -> float:
     """Return the largest 1 - cosine of a row of an output: `output_errors` takes longer than the run itself."""
     errors = [0.0]
     for name, wanted in expected.items():
         if wanted.dtype.kind == "f" and wanted.size:
-            pairs = ((found[name], wanted), (found[name], found[name]), (wanted, wanted))
+            pairs = ((actual[name], wanted), (actual[name], actual[name]), (wanted, wanted))
             along, one, other = (np.einsum("...d,...d->...", *pair) for pair in pairs)
             cosines = along / np.maximum(np.sqrt(one) * np.sqrt(other), _SMALLEST)
             errors.append(float(np.nanmax(1.0 - cosines, initial=0.0, where=(one > 0) & (other > 0))))
@@ -488,7 +488,11 @@ class _Attempts:
                 precision=self.config.precision,
                 num_layers=len({layer.name for layer in self.layers}),
                 kept=tuple(layer for layer in fallbacks if layer.precision != self.config.precision),
-                finer=tuple(one for one in fallbacks if one.precision == self.config.precision and one.activations),
+                finer=tuple(
+                    fallback
+                    for fallback in fallbacks
+                    if fallback.precision == self.config.precision and fallback.activations
+                ),
                 tokens=min(tokens, key=lambda one: one.share, default=None),
                 num_embeddings=num_embeddings,
                 embedding_precision=embeddings[0] if embeddings and num_embeddings else "",

@@ -201,7 +201,11 @@ def choose(
             f"not made, because it cannot win: with every layer in {one.precision}, before its calibration, it takes "
             f"{one.share / chosen.share:.2f} times the time of {chosen.label}"
         )
-    return chosen.converted, chosen.conversion, tuple(one.report(is_chosen=one is chosen) for one in candidates)
+    return (
+        chosen.converted,
+        chosen.conversion,
+        tuple(candidate.report(is_chosen=candidate is chosen) for candidate in candidates),
+    )
 
 
 def _time_drafts(
@@ -218,38 +222,40 @@ def _time_drafts(
         first.give_up(error)
         return
     shares: dict[tuple[str, str], float] = {}
-    for one in others:
-        if (step := _draft_pass(one)) is None:
+    for other in others:
+        if (step := _draft_pass(other)) is None:
             continue
-        if (key := _draft_key(one)) not in shares:
-            tell(f"timing a draft of {one.label}")
-            place, conversion = folder / f"draft {one.label}", one.conversion
+        if (key := _draft_key(other)) not in shares:
+            tell(f"timing a draft of {other.label}")
+            place, conversion = folder / f"draft {other.label}", other.conversion
             place.mkdir()
             try:
                 drafted = run_passes(model.clone(), (step, *conversion.finishing), conversion.context, most_rounds=1)
-                one.path = save_model(drafted[0], Staging(place, place / "model.onnx", place))
-                shares[key] = _round_ms(one, feeds) / base_ms
+                other.path = save_model(drafted[0], Staging(place, place / "model.onnx", place))
+                shares[key] = _round_ms(other, feeds) / base_ms
             except OnnxtoolError as error:  # its reason is that of the conversion
-                _LOGGER.info("no draft of %s: %s", one.label, error.message)
+                _LOGGER.info("no draft of %s: %s", other.label, error.message)
                 shares[key] = 0.0
-            one.path = None
+            other.path = None
             shutil.rmtree(place)
-        one.share = shares[key]
+        other.share = shares[key]
 
 
-def _draft_key(one: _CandidateRun) -> tuple[str, str]:
+def _draft_key(candidate: _CandidateRun) -> tuple[str, str]:
     """Return what the draft is of: `mixed` is `static` in some layers, and slower in the others."""
-    return one.precision, STATIC if one.activations == MIXED else one.activations
+    return candidate.precision, STATIC if candidate.activations == MIXED else candidate.activations
 
 
-def _draft_pass(one: _CandidateRun) -> Pass | None:
+def _draft_pass(candidate: _CandidateRun) -> Pass | None:
     """Return the pass that rounds every layer to the nearest value; None for what is not converted on the CPU."""
-    if one.target.name != CPU:
+    if candidate.target.name != CPU:
         return None
-    if one.precision == "int8":
-        grid = None if one.activations == DYNAMIC else ActivationGrid.over(-1.0, 1.0)  # any range takes the same time
+    if candidate.precision == "int8":
+        grid = (
+            None if candidate.activations == DYNAMIC else ActivationGrid.over(-1.0, 1.0)
+        )  # any range takes the same time
         return quantize_int8(every=Adjustment(activations=grid))
-    return {"fp16": to_float16(), "int4": quantize_int4()}.get(one.precision)
+    return {"fp16": to_float16(), "int4": quantize_int4()}.get(candidate.precision)
 
 
 def _make_possible_winners(
@@ -277,63 +283,65 @@ def _make_possible_winners(
     return found
 
 
-def _round_ms(one: _CandidateRun, feeds: Mapping[str, Feeds]) -> float:
+def _round_ms(candidate: _CandidateRun, feeds: Mapping[str, Feeds]) -> float:
     """Return the geometric mean of its fastest runs, of few: what decides only whether to make it has a margin."""
-    session = one.open()
+    session = candidate.open()
     return _geometric_mean(min(_latencies_ms(session, given, fewest=2)) for given in feeds.values())
 
 
-def _make(one: _CandidateRun, model: ir.Model, folder: Path) -> None:
+def _make(candidate: _CandidateRun, model: ir.Model, folder: Path) -> None:
     """Convert a copy of `model` and write it; the weights of the copy stay on disk.
 
     The file says what it is for, so that a judge runs it there. A provider that is no reference has to prove itself.
     """
-    place = folder / one.label.replace(":", "-")
+    place = folder / candidate.label.replace(":", "-")
     place.mkdir()
-    tell(f"trying {one.label}")
+    tell(f"trying {candidate.label}")
     try:
-        if one.precision == BF16 and not has_bf16(one.target):
-            one.reason = "bfloat16 would only be emulated here"
+        if candidate.precision == BF16 and not has_bf16(candidate.target):
+            candidate.reason = "bfloat16 would only be emulated here"
             return
-        if one.precision == BF16 and one.conversion.options.keep_float32:
-            one.reason = "its arithmetic is that of the whole session, and --keep_float32 is set"
+        if candidate.precision == BF16 and candidate.conversion.options.keep_float32:
+            candidate.reason = "its arithmetic is that of the whole session, and --keep_float32 is set"
             return
-        one.converted = one.conversion.convert(model.clone(), one.precision, one.activations or MIXED)
-        one.path = save_model(one.converted.model, Staging(place, place / "model.onnx", place))
-        if (planned := one.converted.quantization) is not None:
-            one.converted = replace(one.converted, quantization=count_written(planned, one.path))
-        file = ModelFile.open(one.path)
-        one.size_bytes = file.size_bytes
-        file.stamp(step_entry("optimize", None, provider=one.target.place, precision=one.precision))
-        if not one.target.row.is_reference:
-            one.reason = prove_elsewhere(file, one.target, is_trial=True).failure
+        candidate.converted = candidate.conversion.convert(
+            model.clone(), candidate.precision, candidate.activations or MIXED
+        )
+        candidate.path = save_model(candidate.converted.model, Staging(place, place / "model.onnx", place))
+        if (planned := candidate.converted.quantization) is not None:
+            candidate.converted = replace(candidate.converted, quantization=count_written(planned, candidate.path))
+        file = ModelFile.open(candidate.path)
+        candidate.size_bytes = file.size_bytes
+        file.stamp(step_entry("optimize", None, provider=candidate.target.place, precision=candidate.precision))
+        if not candidate.target.row.is_reference:
+            candidate.reason = prove_elsewhere(file, candidate.target, is_trial=True).failure
     except OnnxtoolError as error:
-        one.give_up(error)
-    _LOGGER.info("%s: %s", one.label, one.reason or f"{one.size_bytes} bytes")
+        candidate.give_up(error)
+    _LOGGER.info("%s: %s", candidate.label, candidate.reason or f"{candidate.size_bytes} bytes")
 
 
-def _measure_error(one: _CandidateRun, first: _CandidateRun) -> None:
+def _measure_error(candidate: _CandidateRun, first: _CandidateRun) -> None:
     """Compare its outputs with those of the first, in float32, unless its calibration did; rule it out above the bound.
 
     What a calibration measured on the CPU says nothing of a provider that is no reference.
     """
-    quantization = None if one.converted is None else one.converted.quantization
-    if quantization is not None and one.target.row.is_reference:
-        one.error = quantization.error
-    if one.error is not None or one.reason:
+    quantization = None if candidate.converted is None else candidate.converted.quantization
+    if quantization is not None and candidate.target.row.is_reference:
+        candidate.error = quantization.error
+    if candidate.error is not None or candidate.reason:
         return
-    tell(f"measuring the error of {one.label}")
-    feeds, bound = one.conversion.calibration.feeds, one.conversion.bound
+    tell(f"measuring the error of {candidate.label}")
+    feeds, bound = candidate.conversion.calibration.feeds, candidate.conversion.bound
     session = first.open(frugal=True)
     expected = [session.run(given) for given in feeds]
     try:
-        session = one.open(frugal=True)
-        one.error = float(measure_errors(session, feeds, expected).max(initial=0.0))
+        session = candidate.open(frugal=True)
+        candidate.error = float(measure_errors(session, feeds, expected).max(initial=0.0))
     except OnnxtoolError as error:
-        one.give_up(error)
+        candidate.give_up(error)
         return
-    if one.error > bound:
-        one.reason = f"its error is above {bound:g}"
+    if candidate.error > bound:
+        candidate.reason = f"its error is above {bound:g}"
 
 
 def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]:
@@ -370,17 +378,17 @@ def _judge(by_speed: Sequence[_CandidateRun], judge: Judge) -> list[_CandidateRu
 
 def _time(candidates: Sequence[_CandidateRun], feeds: Mapping[str, Feeds]) -> None:
     for number in range(1, _ROUNDS + 1):
-        for one in candidates:
-            if one.reason or one.path is None:
+        for candidate in candidates:
+            if candidate.reason or candidate.path is None:
                 continue
-            tell(f"timing {one.label}, round {number} of {_ROUNDS}")
+            tell(f"timing {candidate.label}, round {number} of {_ROUNDS}")
             try:
-                session = one.open()
+                session = candidate.open()
                 for name, given in feeds.items():
                     samples = _latencies_ms(session, given)
-                    one.samples_ms.setdefault(name, []).extend(samples)
+                    candidate.samples_ms.setdefault(name, []).extend(samples)
             except OnnxtoolError as error:
-                one.give_up(error)
+                candidate.give_up(error)
 
 
 def _latencies_ms(session: Session, feeds: Feeds, fewest: int = _FEWEST_RUNS) -> list[float]:

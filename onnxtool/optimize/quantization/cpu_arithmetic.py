@@ -117,8 +117,8 @@ def _write_per_row(node: ir.Node, opset: int) -> None:
     writer, inputs = Writer(node), named_inputs(MICROSOFT, _DYNAMIC, node.inputs)
     value, weight = _given(inputs, "A"), _given(inputs, "B")
 
-    def number(one: float, name: str) -> ir.Value:
-        return writer.constant(np.array(one, np.float32), f"onnxtool.{name}")
+    def number(value: float, name: str) -> ir.Value:
+        return writer.constant(np.array(value, np.float32), f"onnxtool.{name}")
 
     zero, steps = number(0, "zero"), number(NUM_STEPS, "steps")
     low = writer.op("Min", extreme("ReduceMin", value, opset, writer), zero)

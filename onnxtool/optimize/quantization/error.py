@@ -43,18 +43,18 @@ def padding_mask(feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_] | None:
     return None
 
 
-def row_errors(found: NDArray[Any], expected: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+def row_errors(actual: NDArray[Any], expected: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[np.float64]:
     """Return 1 - cosine of each row along the last axis, float64 [R], without rows of padding.
 
     As in a verification, fills and shared offsets are left out, and an outlying column has the weight of a usual one.
 
     Args:
-        found: float [..., D].
+        actual: float [..., D].
         expected: the same shape.
         valid: bool [B, S], false on padding; it applies to outputs whose first axes are B and S, and to [B, H, S, D].
     """
-    found, expected = selected(found, valid), selected(expected, valid)
-    rows, wanted = (array.reshape(-1, array.shape[-1]) for array in (found, expected))
+    actual, expected = selected(actual, valid), selected(expected, valid)
+    rows, wanted = (array.reshape(-1, array.shape[-1]) for array in (actual, expected))
     kept = informative(rows, wanted)
     if kept is None:
         return np.full(len(rows), _LARGEST)
@@ -70,9 +70,9 @@ def row_errors(found: NDArray[Any], expected: NDArray[Any], valid: NDArray[np.bo
 
 
 def _cosine_errors(
-    rows: NDArray[Any], wanted: NDArray[Any], kept: NDArray[np.bool_], scales: Scales
+    rows: NDArray[Any], expected: NDArray[Any], is_valid: NDArray[np.bool_], scales: Scales
 ) -> NDArray[np.float64]:
-    one, other = (np.where(kept, array.astype(np.float64) - scales.offset, 0.0) for array in (rows, wanted))
+    one, other = (np.where(is_valid, array.astype(np.float64) - scales.offset, 0.0) for array in (rows, expected))
     weights = scales.weights(np.abs(other), scales.columns)
     one, other = one * weights, other * weights
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
@@ -84,7 +84,7 @@ def _cosine_errors(
 
 
 def output_errors(
-    found: Mapping[str, NDArray[Any]],
+    actual: Mapping[str, NDArray[Any]],
     expected: Mapping[str, NDArray[Any]],
     valid: NDArray[np.bool_] | None,
     spreads: Mapping[str, Spread],
@@ -101,7 +101,7 @@ def output_errors(
             continue
         spread = spreads.get(name)
         if spread is None and wanted.ndim >= 2 and wanted.shape[-1] > 1:
-            errors.append(row_errors(found[name], wanted, valid))
-        whole = measure(found[name], wanted, valid, spread=spread)
+            errors.append(row_errors(actual[name], wanted, valid))
+        whole = measure(actual[name], wanted, valid, spread=spread)
         errors.append(np.array([max(0.0, 1.0 - whole.cosine)]))
     return np.concatenate(errors)

@@ -335,11 +335,11 @@ def _computes_in_half(
     return not any(_keeps_float32(one) for one in node.attributes.values()) or node.op_type == "ConstantOfShape"
 
 
-def _keeps_float32(one: ir.Attr) -> bool:
+def _keeps_float32(attribute: ir.Attr) -> bool:
     """Whether an attribute holds a graph, or numbers that must have the dtype of the node's inputs."""
-    if one.type is ir.AttributeType.TENSOR:
-        return bool(one.value.dtype == ir.DataType.FLOAT)
-    return one.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    if attribute.type is ir.AttributeType.TENSOR:
+        return bool(attribute.value.dtype == ir.DataType.FLOAT)
+    return attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Conversion) -> None:

@@ -447,15 +447,15 @@ def _is_large_table(table: ir.Value | None) -> bool:
     return bool(tensor.dtype == ir.DataType.FLOAT and rows >= _FEWEST_ROWS and columns >= _NARROWEST)
 
 
-def _write_lookup(node: ir.Node, table: ir.Value, written: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> str:
+def _write_lookup(node: ir.Node, table: ir.Value, tables: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> str:
     writer = Writer(node)
-    if table not in written:
+    if table not in tables:
         rounded, scale = _lazy_table(tensor_of(table))
-        written[table] = (
+        tables[table] = (
             writer.initializer(rounded, f"{table.name}_rows_int8"),
             writer.initializer(scale, f"{table.name}_rows_scale"),
         )
-    rounded_rows, scales = (writer.node("Gather", [one, node.inputs[1]]) for one in written[table])
+    rounded_rows, scales = (writer.node("Gather", [one, node.inputs[1]]) for one in tables[table])
     rows = writer.node("Cast", [rounded_rows], {"to": ir.DataType.FLOAT})
     replace_and_erase(node.outputs[0], writer.node("Mul", [rows, scales], like=node.outputs[0]))
     return ""
@@ -610,7 +610,9 @@ def _config(
 
     def convert(fallbacks: Sequence[FallbackLayer]) -> Pass:
         exact = frozenset(layer.name for layer in fallbacks if layer.precision != _INT8)
-        divided = {choices[one.name].group for one in fallbacks if one.name in choices and not one.by_name}
+        divided = {
+            choices[fallback.name].group for fallback in fallbacks if fallback.name in choices and not fallback.by_name
+        }
         wanted = {
             name: name not in choices or choices[name].group not in divided for name in defaults if name not in exact
         }

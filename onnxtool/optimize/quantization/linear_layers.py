@@ -266,4 +266,4 @@ def scalable_normalization(value: ir.Value) -> ir.Node | None:
     node = producer(value, "LayerNormalization")
     if node is None or any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
         return None
-    return node if all(is_weight(one, 1) for one in node.inputs[1:] if one is not None) else None
+    return node if all(is_weight(operand, 1) for operand in node.inputs[1:] if operand is not None) else None

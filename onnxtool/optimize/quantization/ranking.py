@@ -33,12 +33,12 @@ _LENGTHS = range(40, 600)
 _TEXTS = "pydoc_data"
 
 
-def measure_ranking(reference: ModelPath, found: ModelPath, source: ModelFile) -> Ranking | None:
+def measure_ranking(reference: ModelPath, result: ModelPath, source: ModelFile) -> Ranking | None:
     """Compare the neighbours of texts, by the dot products of their vectors, or their scores, in two files.
 
     Args:
         reference: the file in float32.
-        found: the quantized file.
+        result: the quantized file.
         source: the file with the tokenizer next to it.
 
     Returns:
@@ -51,33 +51,33 @@ def measure_ranking(reference: ModelPath, found: ModelPath, source: ModelFile) -
         feeds = text_feeds_of(source, held_out_texts(_NUM_TEXTS))
     except InputError:
         return None
-    wanted, got = (_encode(path, output, feeds) for path in (reference, found))
+    wanted, got = (_encode(path, output, feeds) for path in (reference, result))
     return (compare_scores if wanted.shape[1] == 1 else compare_vectors)(wanted, got, output)
 
 
-def compare_scores(wanted: NDArray[np.float32], got: NDArray[np.float32], output: str) -> Ranking:
+def compare_scores(expected: NDArray[np.float32], actual: NDArray[np.float32], output: str) -> Ranking:
     """Compare the order of texts by two sets of scores, both float32 [T, 1]."""
-    spread = Spread.of([wanted])
-    ranks = spread is not None and not all_same(wanted)
-    best = [set(np.argsort(-scores[:, 0], kind="stable")[:_NEIGHBOURS].tolist()) for scores in (wanted, got)]
+    spread = Spread.of([expected])
+    ranks = spread is not None and not all_same(expected)
+    best = [set(np.argsort(-scores[:, 0], kind="stable")[:_NEIGHBOURS].tolist()) for scores in (expected, actual)]
     return Ranking(
-        num_texts=len(wanted),
+        num_texts=len(expected),
         output=output,
-        error=1.0 - measure(got, wanted, spread=spread).cosine,
+        error=1.0 - measure(actual, expected, spread=spread).cosine,
         overlap=len(best[0] & best[1]) / len(best[0]) if ranks else None,
-        kendall_tau=_tau(wanted[:, 0], got[:, 0]) if ranks else None,
+        kendall_tau=_tau(expected[:, 0], actual[:, 0]) if ranks else None,
         is_scores=True,
     )
 
 
-def compare_vectors(wanted: NDArray[np.float32], got: NDArray[np.float32], output: str) -> Ranking:
+def compare_vectors(expected: NDArray[np.float32], actual: NDArray[np.float32], output: str) -> Ranking:
     """Compare the neighbours of texts by two sets of vectors, both float32 [T, D]."""
     return Ranking(
-        num_texts=len(wanted),
+        num_texts=len(expected),
         output=output,
-        error=float(row_errors(got, wanted, None).max(initial=0.0)),
-        overlap=None if all_same(wanted) else _overlap(wanted, got),
-        kendall_tau=None if all_same(wanted) else _kendall_tau(wanted, got),
+        error=float(row_errors(actual, expected, None).max(initial=0.0)),
+        overlap=None if all_same(expected) else _overlap(expected, actual),
+        kendall_tau=None if all_same(expected) else _kendall_tau(expected, actual),
     )
 
 
@@ -112,15 +112,15 @@ def _similarities(vectors: NDArray[np.float32]) -> NDArray[Any]:
     return others
 
 
-def _overlap(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+def _overlap(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> float:
     """Return the average fraction of each text's nearest neighbours that both share."""
-    nearest = [np.argsort(-_similarities(one), axis=1, kind="stable")[:, :_NEIGHBOURS] for one in (wanted, found)]
+    nearest = [np.argsort(-_similarities(one), axis=1, kind="stable")[:, :_NEIGHBOURS] for one in (expected, actual)]
     return float(np.mean([len(np.intersect1d(*pair)) / len(pair[0]) for pair in zip(*nearest, strict=True)]))
 
 
-def _kendall_tau(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> float:
+def _kendall_tau(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> float:
     """Return Kendall's tau-a between the two orders of all other texts, averaged over the texts."""
-    pairs = zip(_similarities(wanted), _similarities(found), strict=True)
+    pairs = zip(_similarities(expected), _similarities(actual), strict=True)
     return float(np.mean([_tau(one, other) for one, other in pairs]))
 
 

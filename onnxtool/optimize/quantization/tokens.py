@@ -86,28 +86,30 @@ class TokenPromise:
         """The prompts to compare layers on."""
         return self.continuations[0]
 
-    def holds(self, found: GreedyTokens) -> bool:
+    def holds(self, tokens: GreedyTokens) -> bool:
         """Whether enough tokens are equal."""
-        return found.share >= self.share
+        return tokens.share >= self.share
 
-    def require(self, found: GreedyTokens, precision: str) -> None:
+    def require(self, tokens: GreedyTokens, precision: str) -> None:
         """Refuse a file with too few equal tokens.
 
         Raises:
             PassError: there are too few.
         """
-        if self.holds(found):
+        if self.holds(tokens):
             return
-        prompt, step = found.first_difference or (0, 0)
+        prompt, step = tokens.first_difference or (0, 0)
         raise PassError(
-            f"greedy tokens in {precision}: {found}, and {'all' if self.share == 1 else f'{self.share:.4g} of them'} "
+            f"greedy tokens in {precision}: {tokens}, and {'all' if self.share == 1 else f'{self.share:.4g} of them'} "
             f"have to be; the first different one is that of prompt {prompt}, step {step}",
-            f"pass --equal_tokens {np.floor(found.share * 100) / 100:g} if that many suffice, or another --precision",
+            f"pass --equal_tokens {np.floor(tokens.share * 100) / 100:g} if that many suffice, or another --precision",
         )
 
     def count(self, run: Run) -> GreedyTokens:
         """Count the equal tokens of a file that `run` runs, with all steps of a prompt at once."""
-        return self._counted([one.logits_in(run(one.feeds)).argmax(axis=-1) for one in self.continuations])
+        return self._counted(
+            [continuation.logits_in(run(continuation.feeds)).argmax(axis=-1) for continuation in self.continuations]
+        )
 
     def count_steps(self, session: Session) -> GreedyTokens:
         """Count the equal tokens of a file as it generates: each prompt alone, through its cache if it has one.
@@ -124,7 +126,12 @@ class TokenPromise:
 
         tell("decoding step by step")
         continuations = self.continuations
-        return self._counted([np.stack([decode(row[None], one.num_steps) for row in one.ids]) for one in continuations])
+        return self._counted(
+            [
+                np.stack([decode(row[None], continuation.num_steps) for row in continuation.ids])
+                for continuation in continuations
+            ]
+        )
 
     def divergence(self, outputs: Mapping[str, NDArray[Any]]) -> float:
         """Return the mean Kullback-Leibler divergence of the next token from float32's, among the best ones.
@@ -139,8 +146,8 @@ class TokenPromise:
 
     def _counted(self, tokens: Sequence[Ids]) -> GreedyTokens:
         """Count the equal tokens, of int64 [B, M] for each of the continuations."""
-        decided = np.concatenate([one.decided for one in self.continuations])
-        own = np.concatenate([one.ids[:, -one.num_steps :] for one in self.continuations])
+        decided = np.concatenate([continuation.decided for continuation in self.continuations])
+        own = np.concatenate([continuation.ids[:, -continuation.num_steps :] for continuation in self.continuations])
         equal = np.concatenate(tokens) == own
         different = np.argwhere(decided & ~equal) + 1
         return GreedyTokens(
@@ -196,7 +203,11 @@ def promise_tokens(model: ModelFile, texts: Sequence[Sequence[int]], share: floa
         return None
     num_steps = min(_MOST_STEPS, most - length)
     continuations = tuple(_decode(session, prompts, num_steps) for prompts in batches)
-    return TokenPromise(continuations, share) if any(one.decided.any() for one in continuations) else None
+    return (
+        TokenPromise(continuations, share)
+        if any(continuation.decided.any() for continuation in continuations)
+        else None
+    )
 
 
 def _is_causal(session: Session, prompts: Ids, bound: int) -> bool:
@@ -219,7 +230,7 @@ def _decode(session: Session, prompts: Ids, num_steps: int) -> Continuation:
     whole = session.run(feeds)[LOGITS][:, -num_steps:].astype(np.float32)
     best = np.partition(whole, -2, axis=-1)[..., -2:]
     changes = [np.abs(one - whole[:, place]) for place, one in enumerate(steps)]
-    rounding = max(float(one[np.isfinite(one)].max(initial=0.0)) for one in changes)
+    rounding = max(float(change[np.isfinite(change)].max(initial=0.0)) for change in changes)
     rounding = max(rounding, float(np.spacing(np.abs(best).max())))
     decided = (best[..., 1] - best[..., 0] > 2 * rounding) & (whole.argmax(axis=-1) == ids[:, -num_steps:])
     places = np.argpartition(whole, -min(_NUM_BEST, whole.shape[-1]), axis=-1)[..., -_NUM_BEST:]

@@ -151,9 +151,9 @@ def _name(weight: ir.Value | None) -> str:
     return name.removesuffix("_transposed")
 
 
-def made_from(tensor: ir.TensorProtocol, read: Callable[[], NDArray[Any]]) -> ir.TensorProtocol:
+def made_from(tensor: ir.TensorProtocol, read_values: Callable[[], NDArray[Any]]) -> ir.TensorProtocol:
     """Let a tensor of codes or float16 numbers remember how to read its floats, [R, W], for `require_weights`."""
-    tensor.meta[_ORIGIN] = read
+    tensor.meta[_ORIGIN] = read_values
     return tensor
 
 
@@ -208,8 +208,8 @@ def _scale_of_rows(node: ir.Node) -> ir.Value | None:
     """Return the scale in `Mul(Cast(Gather(table, ids)), Gather(scale, ids))`."""
     rows = only_consumer(node.outputs[0], "Cast")
     product = None if rows is None else only_consumer(rows.outputs[0], "Mul")
-    lookups = [] if product is None else [producer(one, "Gather") for one in product.inputs]
-    return next((one.inputs[0] for one in lookups if one is not None), None)
+    lookups = [] if product is None else [producer(operand, "Gather") for operand in product.inputs]
+    return next((lookup.inputs[0] for lookup in lookups if lookup is not None), None)
 
 
 def _read_floats(tensor: ir.TensorProtocol, part: slice) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -139,9 +139,9 @@ def pool_specials(graph: ir.Graph, node: ir.Node) -> None:
     uses, name = list(pooled.uses()), f"{node.name}/specials"
     usual, rare, write = (Writer(naming=scoped(f"{name}{part}")) for part in ("/usual", "/rare", ""))
 
-    def windows(found: ir.Value) -> ir.Value:
+    def windows(value: ir.Value) -> ir.Value:
         """Return the windows that contain a found value, as booleans."""
-        most = rare.node("MaxPool", [rare.op("Cast", found, to=dtype.value)], node.attributes)
+        most = rare.node("MaxPool", [rare.op("Cast", value, to=dtype.value)], node.attributes)
         return rare.op("Cast", most, to=ir.DataType.BOOL.value)
 
     nan, lowest = (rare.constant(np.array(number, dtype.numpy()), f"{name}/{number}") for number in (np.nan, -np.inf))

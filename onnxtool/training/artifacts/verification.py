@@ -359,7 +359,7 @@ class WrittenModels:
         path = folder / f".{prefix}verification.onnx"
         onnx.save(training, path)
         files = (path, folder / f"{prefix}eval_model.onnx")
-        self.sessions = [OwnSession(one) for one in files]
+        self.sessions = [OwnSession(file) for file in files]
         path.unlink()
         start = {name: self.feeds[name] for name in trained}
         self._updates = Updates(folder / f"{prefix}optimizer_model.onnx", optimizer, start)
@@ -478,9 +478,9 @@ def _largest(errors: NDArray[Any], expected: NDArray[Any], least: float) -> floa
 
 
 def _gradient_errors(
-    gradients: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[np.float32]]
+    gradients: Mapping[str, NDArray[Any]], reference: Mapping[str, NDArray[np.float32]]
 ) -> dict[str, float]:
-    expected = {name: wanted.get(name, np.zeros_like(array)) for name, array in gradients.items()}
+    expected = {name: reference.get(name, np.zeros_like(array)) for name, array in gradients.items()}
     largest = max((float(np.abs(array).max(initial=0.0)) for array in expected.values()), default=0.0)
     least = max(SMALL * largest, float(np.finfo(np.float32).tiny))
     return {name: _largest(np.abs(array - expected[name]), expected[name], least) for name, array in gradients.items()}
@@ -537,8 +537,8 @@ def worst_of(results: Sequence[ArtifactVerification]) -> ArtifactVerification:
     return result
 
 
-def _relative_error(found: float, expected: float) -> float:
-    return abs(found - expected) / max(abs(expected), 1e-6)
+def _relative_error(actual: float, expected: float) -> float:
+    return abs(actual - expected) / max(abs(expected), 1e-6)
 
 
 def _describe(result: ArtifactVerification) -> str:

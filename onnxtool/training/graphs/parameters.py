@@ -82,9 +82,9 @@ def matchable_parameters(model: onnx.ModelProto, parameters: Sequence[str] | Non
     ]
 
 
-def single_numbers(model: onnx.ModelProto, selection: Selection, others: Collection[str] = ()) -> list[str]:
-    """Return numbers in formulas that are neither trained, frozen nor `others`, unless an exporter made up the name."""
-    known = {*selection.trained, *selection.frozen, *matchable_parameters(model), *others}
+def single_numbers(model: onnx.ModelProto, selection: Selection, names: Collection[str] = ()) -> list[str]:
+    """Return numbers in formulas that are neither trained, frozen nor `names`, unless an exporter made up the name."""
+    known = {*selection.trained, *selection.frozen, *matchable_parameters(model), *names}
     read = {name for node in model.graph.node if node.op_type in ("Add", "Div", "Mul", "Sub") for name in node.input}
     return [
         tensor.name
