@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import click
 
@@ -39,14 +39,14 @@ RUNNABLE = tuple(f"{name} {inner}".strip() for name in COMMANDS for inner in SUB
 TABLES = {name.replace(" ", "_"): name for name in RUNNABLE if name not in ("release", "completion")}
 
 
-def require_command(context: click.Context, arguments: Sequence[str], names: Collection[str]) -> None:
-    """Refuse a first argument that names no command of a group, and suggest similar ones.
+def refuse_command(context: click.Context, name: str, names: Collection[str]) -> None:
+    """Refuse a name that is no command of a group, and suggest similar ones; an option is left to click.
 
     Raises:
         UsageError: there is no such command.
     """
-    if not arguments or arguments[0] in names or arguments[0].startswith("-"):
+    if name.startswith("-"):
         return
-    close = difflib.get_close_matches(arguments[0], names, n=1)
+    close = difflib.get_close_matches(name, names, n=1)
     more = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(names)}."
-    context.fail(f"No such command {arguments[0]!r}. {more}")
+    context.fail(f"No such command {name!r}. {more}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import click
 
 from onnxtool.cli.choices import LocationType
-from onnxtool.cli.commands import SUBCOMMANDS, require_command
+from onnxtool.cli.commands import SUBCOMMANDS, refuse_command
 from onnxtool.cli.options import derived_options, model_argument, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
@@ -33,7 +33,8 @@ class _OrderedGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the requested command, or suggest similar ones."""
-        require_command(ctx, args, _PURPOSES)
+        if args and args[0] not in _PURPOSES:
+            refuse_command(ctx, args[0], _PURPOSES)
         return super().resolve_command(ctx, args)
 
 

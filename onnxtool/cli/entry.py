@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from onnxtool.cli.commands import COMMANDS as COMMANDS
-from onnxtool.cli.commands import RUNNABLE, require_command
+from onnxtool.cli.commands import RUNNABLE, refuse_command
 from onnxtool.cli.streams import drop_output, is_text, ready_streams
 from onnxtool.cli.streams import report_error as report_error
 from onnxtool.errors import OnnxtoolError, OptionError, first_line
@@ -44,7 +44,8 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the requested command, or suggest similar ones."""
-        require_command(ctx, args, COMMANDS)
+        if args and args[0] not in COMMANDS:
+            refuse_command(ctx, args[0], COMMANDS)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
