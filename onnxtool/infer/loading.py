@@ -129,14 +129,32 @@ def load(
     """
     model = ModelFile.open(model_path).with_adapter(adapter)
     folder = find_checkpoint_folder(model, model_name)
+    loaded = _load(model, folder, description or FileDescription(), representation, provider, threads)
+
+    def open_partner(other: ModelFile) -> LoadedModel:
+        name = None if folder.route is None else model_name
+        return load(other, model_name=name, provider=provider, threads=threads, representation=representation)
+
+    return replace(loaded, partner_path=None if partner_path is None else Path(partner_path), open_partner=open_partner)
+
+
+def _load(
+    model: ModelFile,
+    folder: CheckpointFolder,
+    description: FileDescription,
+    representation: Representation,
+    provider: Provider,
+    threads: int,
+) -> LoadedModel:
+    """Read the tokenizer, the task and the outputs of a model, then open its session."""
     tokenizer = TextTokenizer(folder)
     if not folder.has_settled_tokenizer:
         from onnxtool.runtime.tokens import read_with_transformers
 
         tokenizer = read_with_transformers(folder, tokenizer)
     task, reading = model.stated_task, None
-    if not task or (description is not None and description.given):
-        reading = Interpretation(model, folder, description or FileDescription())
+    if not task or description.given:
+        reading = Interpretation(model, folder, description)
         folder, task = reading.folder, reading.task(tokenizer.vocabulary_size)
     reads = model  # the graph that reads texts
     if DECODER_KEY in model.metadata or ENCODER_MASK in model.input_names:
@@ -151,13 +169,6 @@ def load(
     prompts = Prompts.of(folder)
     modules = folder.sentence_modules
     template = ChatTemplate.of(folder, modules, task) if modules.takes_messages(task) else None
-
-    def open_partner(other: ModelFile) -> LoadedModel:
-        return load(
-            other, model_name=None if folder.route is None else model_name, provider=provider, threads=threads,
-            representation=representation,
-        )  # fmt: skip
-
     tell(f"loading {model.path}")
     session = open_session(model, provider=provider, threads=threads)
     return LoadedModel(
@@ -173,8 +184,6 @@ def load(
         limits=limits,
         reading_notes=(*session.notes, *(reading.notes(head, task) if reading else ())),
         chats=None if template is None else Chats(template, tokenizer),
-        partner_path=None if partner_path is None else Path(partner_path),
-        open_partner=open_partner,
     )
 
 
