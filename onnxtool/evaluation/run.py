@@ -92,12 +92,28 @@ def evaluate_model(
     _require_figures(gates, measures, model, base, has_sizes=bool(options.prune))
     if run_path is not None:
         _require_plain_ids(chain(collection.queries, (document.id for document in read_documents(collection))))
+    report, run = _evaluate(model, base, collection, measures, gates, options)
+    if run_path is not None:
+        write_text(Path(run_path), _run_text(run, Path(model_path).stem), force=force)
+        report = replace(report, run_path=str(run_path))
+    return report
+
+
+def _evaluate(
+    model: System,
+    base: System | None,
+    collection: Collection,
+    measures: dict[str, Any],
+    gates: Sequence[Gate],
+    options: EvaluateOptions,
+) -> tuple[EvaluationReport, Run]:
+    """Search the collection with the model and its base, measure and compare; return the model's run as well."""
     cuts = parse_cuts(options.prune)
     start = time.perf_counter()
     every = _retrieve_each(model, collection, cuts)
     found, seconds = every[Cut()], time.perf_counter() - start
     values = compute(measures, collection.judgements, found.run)
-    times = _time_queries(systems, collection)
+    times = _time_queries([system for system in (model, base) if system is not None], collection)
     against, others, base_values = None, None, None
     if base is not None:
         start = time.perf_counter()
@@ -133,10 +149,7 @@ def evaluate_model(
         figures = _figures(report.measures, report.model, overlap)
         base_figures = None if against is None else _figures_of_base(against)
         report = replace(report, gates=tuple(_check_gates(gates, figures, base_figures)))
-    if run_path is not None:
-        write_text(Path(run_path), _run_text(found.run, Path(model_path).stem), force=force)
-        report = replace(report, run_path=str(run_path))
-    return report
+    return report, found.run
 
 
 def _refuse_unused(options: EvaluateOptions, systems: Sequence[System]) -> None:
