@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
@@ -152,11 +151,11 @@ def _loss_in_float64(training: onnx.ModelProto, folder: Path) -> Callable[[_Feed
     from onnx.reference import ReferenceEvaluator
 
     model = ir.from_proto(training)
-    del model.graph.outputs[1:]
-    common.RemoveUnusedNodesPass()(model)
-    for value in [value for value in model.graph.inputs if not value.uses()]:
-        model.graph.inputs.remove(value)
-    double = ir.to_proto(model)
+    # RemoveUnusedNodesPass would leave all gradients: an If that it removes still counts as a use of what it read.
+    graph = ir.convenience.extract(model.graph, model.graph.inputs, model.graph.outputs[:1])
+    for value in [value for value in graph.inputs if not value.uses()]:
+        graph.inputs.remove(value)
+    double = ir.to_proto(ir.Model(graph, ir_version=model.ir_version, functions=model.functions.values()))
     del double.graph.value_info[:]
     _widen(double)
     path = folder / ".float64.onnx"

@@ -15,7 +15,13 @@ from torch import nn
 from onnxtool.errors import ArtifactError
 from onnxtool.training.artifacts import differences
 from onnxtool.training.artifacts.differences import verify_file
-from onnxtool.training.artifacts.verification import LossSetting, OptimizerSetting, TorchModel, verify_artifacts
+from onnxtool.training.artifacts.verification import (
+    LossSetting,
+    OptimizerSetting,
+    OwnSession,
+    TorchModel,
+    verify_artifacts,
+)
 from onnxtool.training.graphs.names import LEARNING_RATE, accumulated_name
 from tests.training.small_models import batch, make, parameters_of, perceptron
 
@@ -98,3 +104,21 @@ def test_gradients_of_a_large_file_share_directions(
     found = verify_file(tmp_path, "", tmp_path / "m.onnx", setting, OptimizerSetting("AdamW"))
     assert found is not None
     assert 0 < found.gradient_error < 1e-3
+
+
+def test_the_loss_in_float64_is_computed_without_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branches of an If read each gradient to add it up, and none of them is part of the loss."""
+    computed: set[str] = set()
+    make(tmp_path, perceptron())
+    training = onnx.load(tmp_path / "training_model.onnx")
+
+    def session(path: Path) -> OwnSession:
+        computed.update(node.op_type for node in onnx.load(path).graph.node)
+        return OwnSession(path)
+
+    monkeypatch.setattr(differences, "OwnSession", session)
+    differences._loss_in_float64(training, tmp_path)
+    of_gradients = {"If", "Greater", "ScatterElements"}  # sums, the derivatives of Relu and of the cross entropy
+    assert of_gradients < {node.op_type for node in training.graph.node}
+    assert "Relu" in computed
+    assert not of_gradients & computed
