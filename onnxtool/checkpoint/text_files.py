@@ -121,6 +121,8 @@ def iterate_texts(path: Path) -> Iterator[TextInput]:
         if documents is None:
             raise InputError(f"cannot read {path}: it is a folder, but not a test collection", "pass one file of it")
         path /= documents
+    if path != STDIN and not path.exists():
+        raise _missing(path)
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     parse = _Undecided() if path == STDIN else _FORMATS.get(suffix)
     if parse is parse_object:
@@ -161,11 +163,15 @@ def _texts(path: Path, parse: Callable[[str], TextInput]) -> Iterator[TextInput]
                 except LineError as error:
                     raise InputError(f"{path}:{number} {error.reason}", error.hint) from None
     except FileNotFoundError:
-        raise InputError(f"no such input file: {path}", "check the path") from None
+        raise _missing(path) from None
     except GZIP_ERRORS as error:
         raise InputError(f"{path} is not a complete gzip file: {error}", "copy it again, or unpack it") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "check the path and its permissions") from error
+
+
+def _missing(path: Path) -> InputError:
+    return InputError(f"no such input file: {path}", "check the path")
 
 
 class _Undecided:

@@ -172,7 +172,8 @@ def _report_refusal(error: OnnxtoolError | click.ClickException, command: str) -
     if isinstance(error, OnnxtoolError):
         return report_error(error.message, error.hint, 1)
     # A line that is not indented, as a mark under a gate is, begins the hint.
-    message, *hints = re.split(r"\n(?=\S)", error.format_message(), maxsplit=1)
+    # click lists the choices of a missing argument on lines that a tab begins.
+    message, *hints = re.split(r"\n(?=\S)", re.sub(r"\n\t", " ", error.format_message()), maxsplit=1)
     if isinstance(error, click.UsageError):
         # The option parser has no context.
         path = error.ctx.command_path if error.ctx is not None else usage

@@ -223,7 +223,9 @@ class ModelFile:
         if stated is None:
             known = ", ".join(adapter.name for adapter in self.adapters)
             raise InputError(
-                f"{self.path} has no adapter {name!r}; it has {known or 'none'}",
+                f"{self.path} has no adapter {name!r}; it has {known}"
+                if known
+                else f"{self.path} has no adapters, and {name!r} was passed",
                 "pass one of these" if known else "export the checkpoint with --adapter",
             )
         graph = beside or self.path

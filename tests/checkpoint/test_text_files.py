@@ -107,6 +107,8 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("a,b")
     for name, reason in (
         ("missing.txt", "no such input file"),
+        ("missing", "no such input file"),
+        ("missing.csv", "no such input file"),
         ("empty.txt", "has no texts"),
         ("folder.txt", "cannot read"),
         ("texts.csv", "cannot tell the format"),

@@ -102,6 +102,7 @@ def test_a_command_without_pytorch_says_how_to_install_it(monkeypatch: pytest.Mo
             "write onnxtool stats [OPTIONS] MODEL [BASE]; --stats is an option of onnxtool export",
         ),
         ("export --crown", "see onnxtool export --help"),
+        ("completion", "write onnxtool completion [OPTIONS] {bash|zsh|fish}; see onnxtool completion --help"),
         ("release notes.toml", "write e.g. onnxtool release --config release.toml; see onnxtool release --help"),
         ("encode status vectors", "write e.g. onnxtool encode status --output vectors/; see"),
         ("encode small-model.onnx", "see onnxtool encode --help"),
