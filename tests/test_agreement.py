@@ -88,7 +88,7 @@ def test_a_file_is_compared_with_its_checkpoint(exported: Path, damaged: Path, w
     assert [case.description for case in wrong.cases] == [case.description for case in right.cases]
 
 
-def test_samples_run_in_pytorch_too(exported: Path, damaged: Path, workshop: Workshop, sample: Path) -> None:
+def test_sample_inputs_run_in_pytorch_too(exported: Path, damaged: Path, workshop: Workshop, sample: Path) -> None:
     options = VerifyOptions(sample_inputs=sample)
     (case,) = verify(exported, workshop.checkpoint("tiny-encoder"), options).cases
     assert case.passed
@@ -157,7 +157,7 @@ def test_a_stamp_that_asks_for_more_is_refused(exported: Path, workshop: Worksho
         verify(path, workshop.checkpoint("tiny-encoder"))
 
 
-def test_files_of_other_inputs_are_refused(exported: Path, workshop: Workshop) -> None:
+def test_a_file_with_other_inputs_is_not_compared(exported: Path, workshop: Workshop) -> None:
     with pytest.raises(InputError, match="has the inputs attention_mask, input_ids, and"):
         verify(workshop.exported("tiny-classifier", exporter="torchscript"), exported)
     with pytest.raises(ModelFileError, match="no such model file"):

@@ -137,7 +137,7 @@ def test_the_command_shows_all_layers_and_the_first_that_differs(
     assert run_onnxtool(tmp_path, "verify", files["fp32"], source, "--layers").returncode == 0
 
 
-def test_given_texts_are_the_inputs(source: Path, files: dict[str, Path], tmp_path: Path) -> None:
+def test_layers_are_compared_on_the_texts_that_are_passed(source: Path, files: dict[str, Path], tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("the train to berlin leaves at noon\na cat\n")
     report = compare_layers(files["int8"], source, VerifyOptions(layers=True, texts=texts))
@@ -172,7 +172,7 @@ def test_the_same_infinities_are_no_difference_and_others_are(tmp_path: Path) ->
     assert [part.value for part in report.parts if part.differs] == ["m"]
 
 
-def test_what_has_no_effect_or_no_layers_is_refused(source: Path, tmp_path: Path) -> None:
+def test_options_without_effect_and_files_without_layers_are_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="atol has no effect on --layers"):
         VerifyOptions(layers=True, atol=1.0)
     with pytest.raises(OptionError, match="compare_layers"):

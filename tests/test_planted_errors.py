@@ -130,7 +130,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("graph", "error"), PLANTED, ids=lambda part: part if isinstance(part, str) else str(part))
-def test_a_planted_error_fails(folder: Path, graph: tuple[int, str, str], error: str) -> None:
+def test_a_planted_error_fails_the_verification(folder: Path, graph: tuple[int, str, str], error: str) -> None:
     columns, end, other = graph
     base = write(folder / "base.onnx", columns, end, other=other)
     planted = write(folder / "planted.onnx", columns, end, error=error, other=other)

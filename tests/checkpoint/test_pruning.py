@@ -111,7 +111,7 @@ def test_a_graph_prunes_as_memory_does(rule: str, run: Callable[[bytes, Any], An
 
 
 @pytest.mark.parametrize("rule", ["max_ratio:0.4", "abs_value:0.5"])
-def test_what_is_not_a_number_stays_for_the_check_behind_the_graph(rule: str) -> None:
+def test_nan_passes_a_pruned_graph_and_reaches_the_check_of_outputs(rule: str) -> None:
     rows = weights()
     rows[20, 5] = np.nan
     assert np.isnan(in_runtime(graph_of(rule), rows)).any()
@@ -172,7 +172,7 @@ def test_token_vectors_are_merged_as_sentence_transformers_does(factor: float) -
         ("pool_factor:0.5", "a number from 1"),
     ],
 )
-def test_a_rule_that_there_is_not_is_refused(text: str, message: str) -> None:
+def test_an_unknown_rule_of_pruning_is_refused(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         parse_pruning(text)
 
@@ -195,7 +195,7 @@ def test_rules_for_positive_weights_refuse_others() -> None:
 
 
 @pytest.mark.parametrize("rule", ["alpha_mass:0.5", "pool_factor:2"])
-def test_what_no_graph_computes_is_refused_with_what_does(rule: str) -> None:
+def test_a_rule_that_no_graph_computes_is_refused_with_the_commands_that_do(rule: str) -> None:
     with pytest.raises(OptionError, match="no graph computes") as caught:
         Pruning.in_graph(rule)
     assert f"--prune {rule} to infer, encode and evaluate" in caught.value.hint

@@ -68,7 +68,7 @@ def test_options_are_those_of_a_corpus(tmp_path: Path) -> None:
         ({"long": "window"}, "long is window"),
     ],
 )
-def test_options_of_files_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_an_encoder_of_batches_refuses_options_of_files(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Encoder(dense_model(tmp_path), VectorOptions(**options))
 

@@ -57,7 +57,7 @@ def sparse(folder: Path, values: Any) -> Path:
         (VALUES + 3 * NOISE, "others", False),
     ],
 )
-def test_a_space_that_was_moved_is_told_from_one_that_was_trained(
+def test_a_rotated_space_is_distinguished_from_a_trained_one(
     tmp_path: Path, texts: Path, values: Any, relation: str, keeps: bool
 ) -> None:
     old, new = dense(tmp_path / "old", VALUES), dense(tmp_path / "new", values)
@@ -147,7 +147,7 @@ def test_gates_decide_where_there_are_any(tmp_path: Path, data: Path, texts: Pat
         measure_drift(new, old, DriftOptions(texts=texts, fail_if=("ndcg@10<0.5",)))
 
 
-def test_options_that_would_do_nothing_are_refused(tmp_path: Path, texts: Path, data: Path) -> None:
+def test_drift_refuses_options_that_have_no_effect(tmp_path: Path, texts: Path, data: Path) -> None:
     from onnxtool import VerifyOptions
 
     for options, message in (

@@ -205,7 +205,7 @@ def test_what_became_of_each_model_is_in_one_comment_that_is_updated(repository:
     assert github.comments[2]["body"] == f"{MARKER}\n\nNo ONNX file differs from the base.\n"
 
 
-def test_nothing_is_said_where_no_model_differs(repository: Repository, github: GitHub) -> None:
+def test_a_pull_request_without_changed_models_gets_no_comment(repository: Repository, github: GitHub) -> None:
     save_operators(repository.folder / "m.onnx", ["Relu"])
     base = repository.commit()
     (repository.folder / "text.md").write_text("x")

@@ -117,7 +117,7 @@ def test_a_hostile_graph_is_refused_by_name(tmp_path: Path, name: str) -> None:
     ],
     ids=["as it is", "dimension -1", "a weight as output", "functions 99 deep"],
 )
-def test_a_sound_graph_passes(tmp_path: Path, edit: Callable[[onnx.ModelProto], None]) -> None:
+def test_a_sound_graph_is_accepted(tmp_path: Path, edit: Callable[[onnx.ModelProto], None]) -> None:
     saved(tmp_path, edit).check_sound()
 
 

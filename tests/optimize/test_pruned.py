@@ -141,7 +141,7 @@ def test_what_prunes_elsewhere_is_told_or_refused(workshop: Workshop, tmp_path: 
         ({"head": "splade", "prune": "top_k"}, "takes a whole number"),
     ],
 )
-def test_an_export_refuses_what_would_do_nothing(
+def test_an_export_refuses_a_rule_that_has_no_effect(
     workshop: Workshop, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((ExportError, OptionError), match=message):

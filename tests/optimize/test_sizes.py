@@ -276,7 +276,7 @@ def test_verify_compares_each_file_of_the_set(made: tuple[Path, OptimizeReport],
         ("batch_size=1,width=8", "does not give each dynamic axis"),
     ],
 )
-def test_sizes_that_say_too_little_or_too_much_are_refused(source: Path, sizes: str, message: str) -> None:
+def test_sizes_that_miss_an_axis_or_name_another_are_refused(source: Path, sizes: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         optimize_model(OptimizeOptions(source, output=source.with_name("unwritten.onnx"), sizes=sizes))
 
@@ -294,7 +294,7 @@ def test_a_provider_is_asked_for_the_files_of_a_set(made: tuple[Path, OptimizeRe
     assert not any("dynamic axes" in reason for reason in placement.reasons)
 
 
-def test_axes_may_be_named(source: Path, tmp_path: Path) -> None:
+def test_sizes_may_name_their_axes(source: Path, tmp_path: Path) -> None:
     _, report = _set_of(source, tmp_path, "sequence=8,batch_size=2")
     assert report.sizes[0].sizes == {"sequence": 8, "batch_size": 2}
 

@@ -263,7 +263,9 @@ def test_another_pooling_is_seen_in_each_file_that_sentence_transformers_opens(
     assert "8 of 8 answers differ from PyTorch's in sentence-transformers" in result.stderr
 
 
-def test_what_cannot_be_run_is_said(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_that_cannot_be_opened_is_an_error_with_the_reason(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = workshop.checkpoint("tiny-encoder")
     folder = folder_of(workshop, "tiny-encoder", "sentence-transformers", "fp32,int8")
     monkeypatch.chdir(tmp_path)

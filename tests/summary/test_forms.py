@@ -77,7 +77,7 @@ def values(data: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("change", [None, other_weights, other_edges, other_operators, other_stamps])
-def test_all_forms_have_the_same_facts(tmp_path: Path, change: Any) -> None:
+def test_text_markdown_json_and_html_have_the_same_facts(tmp_path: Path, change: Any) -> None:
     onnx.save(base(), tmp_path / "base.onnx")
     onnx.save((change or base)(), tmp_path / "model.onnx")
     files = ("model.onnx", "base.onnx") if change is not None else ("model.onnx",)

@@ -133,7 +133,9 @@ def change_constant(model: Any, draw: random.Random) -> set[str]:
 
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("mutate", [rename, reorder, rewire, swap, change_attribute, change_constant])
-def test_each_change_is_named_and_nothing_else(graphs: list[Any], place: int, mutate: Mutation, tmp_path: Path) -> None:
+def test_every_changed_edge_is_named_and_no_other(
+    graphs: list[Any], place: int, mutate: Mutation, tmp_path: Path
+) -> None:
     for seed in range(3):
         model = copy.deepcopy(graphs[place])
         changed = mutate(model, random.Random(seed))  # noqa: S311  any will do

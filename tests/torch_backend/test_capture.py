@@ -75,7 +75,7 @@ def test_a_mask_of_numbers_is_added_and_has_a_gradient(shape: tuple[int, ...]) -
     require_same(scaled_dot_product_attention, *tensors(BATCHES, HEADS), bias.requires_grad_())
 
 
-def test_a_mask_of_numbers_that_hides_a_row() -> None:
+def test_a_float_mask_that_hides_a_whole_row_matches_eager() -> None:
     bias = torch.where(some_mask(), 0.0, -torch.inf)
     require_same(lambda q, k, v: scaled_dot_product_attention(q, k, v, bias), *tensors(BATCHES, HEADS))
 
@@ -173,7 +173,7 @@ def test_the_calls_that_stay_are_those_of_pytorchs_pass() -> None:
     [(aten.empty.memory_format, ([3],)), (aten.bernoulli.p, (0.5,)), (aten.nonzero.default, ())],
     ids=["memory as it is", "random numbers", "sizes that depend on data"],
 )
-def test_a_call_that_may_give_something_else_stays(target: object, arguments: tuple[object, ...]) -> None:
+def test_a_call_that_may_return_another_value_is_not_merged(target: object, arguments: tuple[object, ...]) -> None:
     graph = torch.fx.Graph()
     given = () if target is aten.empty.memory_format else (graph.placeholder("x"),)
     calls = [graph.call_function(target, (*given, *arguments)) for _ in range(2)]

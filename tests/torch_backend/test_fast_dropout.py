@@ -69,7 +69,7 @@ def test_any_number_of_threads_draws_the_same_mask() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_other_types_have_the_same_zeros(dtype: torch.dtype) -> None:
+def test_half_precision_drops_the_same_elements_as_float32(dtype: torch.dtype) -> None:
     masks = []
     for wanted in (torch.float32, dtype):
         torch.manual_seed(3)
@@ -78,7 +78,7 @@ def test_other_types_have_the_same_zeros(dtype: torch.dtype) -> None:
     torch.testing.assert_close(masks[1].float(), masks[0], atol=0, rtol=1e-2)
 
 
-def test_no_elements_have_an_empty_mask() -> None:
+def test_the_mask_of_an_empty_tensor_is_empty() -> None:
     assert draw((0, 4), 0.1).shape == (0, 4)
 
 
@@ -145,7 +145,7 @@ def test_the_default_draws_what_pytorch_draws_in_place_too() -> None:
     require_same(lambda x: dropout(x * 2, 0.3, inplace=True), torch.rand(30, 20, requires_grad=True))
 
 
-def test_what_is_unknown_or_has_no_effect_is_refused() -> None:
+def test_an_unknown_or_ineffective_dropout_option_is_refused() -> None:
     with pytest.raises(OptionError, match="'quick' is not one of") as caught:
         OrtBackendOptions.from_mapping({"dropout": "quick"})
     assert "fast" in caught.value.message

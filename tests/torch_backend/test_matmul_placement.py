@@ -116,7 +116,7 @@ def test_layers_in_half_and_double_precision_agree(clock: Clock, bias: bool) -> 
     ],
     ids=["small", "switched off", "changed by a function of the user"],
 )
-def test_what_is_not_measured_stays_in_onnxruntime(
+def test_a_product_that_is_not_timed_stays_in_onnxruntime(
     clock: Clock, function: Any, options: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
     backend = require_same(function, square(), options=OrtBackendOptions(**options), atol=TOLERANCE, **arguments)
@@ -184,7 +184,7 @@ def test_a_gain_is_more_than_measurements_differ() -> None:
     assert gains(1.0, 1.1, -0.2)
 
 
-def test_a_placement_of_another_name_is_refused() -> None:
+def test_an_unknown_placement_of_products_is_refused() -> None:
     with pytest.raises(OptionError, match="'fastest' is not one of"):
         OrtBackendOptions(matmuls="fastest")
 

@@ -371,7 +371,7 @@ def test_a_normalization_of_a_normalization_is_found_as_well() -> None:
     assert operators(model) == ["LayerNormalization"] * 2
 
 
-def test_an_rms_normalization_of_another_one_reads_its_result() -> None:
+def test_of_two_rms_normalizations_in_a_row_both_are_fused() -> None:
     from torch import nn
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 

@@ -106,7 +106,7 @@ def test_what_is_slower_as_a_draft_than_a_finished_file_is_not_made(
     )
 
 
-def test_what_was_not_made_is_made_if_the_judge_refuses_all_others(
+def test_a_skipped_candidate_is_made_if_the_judge_refuses_all_others(
     exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compare_with_float32(monkeypatch, "int8 dynamic", "int4")

@@ -177,7 +177,7 @@ def test_a_file_that_reads_ahead_promises_no_tokens(tmp_path: Path) -> None:
     assert tokens_of(body, {"t": normal(20, 20)}, tmp_path) is None
 
 
-def test_tokens_are_for_quantized_files(planted: Path) -> None:
+def test_equal_tokens_applies_to_quantized_files_only(planted: Path) -> None:
     with pytest.raises(OptionError, match="--equal_tokens is for int8, int4 and auto, and the precision is fp16"):
         OptimizeOptions(planted, precision="fp16", equal_tokens=1.0)
 

@@ -194,7 +194,7 @@ def test_a_factor_of_rows_goes_where_it_is_smaller(factor: torch.Tensor) -> None
     ],
     ids=["somebody else reads it", "the right factor", "other rows", "a result with more columns"],
 )
-def test_other_factors_of_rows_stay(function: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+def test_factors_that_do_not_belong_to_a_row_are_not_moved(function: Callable[..., tuple[torch.Tensor, ...]]) -> None:
     before, after = operators(function, torch.rand(5, 9), torch.rand(5, 1), torch.rand(9, 3))
     assert before.count("mul") == after.count("mul")
 

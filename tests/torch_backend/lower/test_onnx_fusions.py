@@ -54,7 +54,7 @@ def test_the_weight_may_come_last_and_the_gradient_takes_the_factor_of_the_node(
     ],
     ids=["another power", "another axis", "one weight for all", "double precision", "another factor"],
 )
-def test_what_is_none_stays_as_it_is(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_a_normalization_of_another_form_is_not_fused(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     assert "SimplifiedLayerNormalization" not in operators(models_of(function, numbers(16, 16), torch.rand(16)))
 
 
@@ -79,7 +79,7 @@ def test_a_rotary_embedding_is_one_node_and_two_share_their_tables() -> None:
     ],
     ids=["halves that differ", "angles of each batch"],
 )
-def test_other_angles_stay_as_they_are(angles_of: Callable[[Tensor], Tensor]) -> None:
+def test_a_rotation_by_other_angles_is_not_fused(angles_of: Callable[[Tensor], Tensor]) -> None:
     models = models_of(
         lambda x, half: rotated(x, angles_of(half)),
         numbers(BATCHES, HEADS, LENGTH, FEATURES),
@@ -89,7 +89,7 @@ def test_other_angles_stay_as_they_are(angles_of: Callable[[Tensor], Tensor]) ->
 
 
 @pytest.mark.parametrize("share", [0.25, 0.75])
-def test_parts_that_are_no_halves_stay_as_they_are(share: float) -> None:
+def test_a_rotation_of_unequal_parts_is_not_fused(share: float) -> None:
     def turned(x: Tensor, half: Tensor) -> Tensor:
         angles, place = torch.cat((half, half), -1), int(share * FEATURES)
         crossed = torch.cat((-x[..., place:], x[..., :place]), -1)
