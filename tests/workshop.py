@@ -42,17 +42,23 @@ def keep_words(folder: Path, words: int) -> Path:
     """Cut the vocabulary of a checkpoint to its first words: tables, and files of the tokenizer."""
     from safetensors.numpy import load_file, save_file
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    rows, weights = config["vocab_size"], folder / "model.safetensors"
+    rows = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    weights = folder / "model.safetensors"
     tensors = {name: array[:words] if len(array) == rows else array for name, array in load_file(weights).items()}
     save_file(tensors, weights, {"format": "pt"})
+    cut_vocabulary(folder, words)
+    return folder
+
+
+def cut_vocabulary(folder: Path, words: int) -> None:
+    """Cut the vocabulary in the files of a BERT's tokenizer, and its size in the configuration, to its first words."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": words}), encoding="utf-8")
     vocabulary = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:words]
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["model"]["vocab"] = {word: place for place, word in enumerate(vocabulary)}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    return folder
 
 
 class Workshop:

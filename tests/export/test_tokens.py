@@ -32,7 +32,7 @@ from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime import tokens
 from onnxtool.runtime.tokens import HARD_TEXTS, OwnTokenizer, hard_texts, read_folder
-from tests.workshop import Workshop, trained_model
+from tests.workshop import WORDS, Workshop, cut_vocabulary, trained_model
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "config.json")
 Change = Callable[[Path], object]
@@ -93,8 +93,8 @@ CHANGES: Mapping[str, Change] = {
     "no class of its own": config(tokenizer_class="PreTrainedTokenizerFast"),
     "an unknown class": config(tokenizer_class="FooTokenizer"),
     "ELECTRA's class": config(tokenizer_class="ElectraTokenizer"),
-    "added tokens": edited("added_tokens.json", **{"[ENT]": 30522, "covid-19": 30523}),
-    "a token added by id": config(added_tokens_decoder={"30522": added("foobar", normalized=True)}),
+    "added tokens": edited("added_tokens.json", **{"[ENT]": WORDS, "covid-19": WORDS + 1}),
+    "a token added by id": config(added_tokens_decoder={str(WORDS): added("foobar", normalized=True)}),
     "more special tokens": config(additional_special_tokens=["<ent>", "hello"]),
     "special tokens by the map": edited("special_tokens_map.json", additional_special_tokens=["the"]),
     "another mask by the map": edited("special_tokens_map.json", mask_token="<mask>"),
@@ -118,10 +118,11 @@ CHANGES: Mapping[str, Change] = {
 
 
 def minilm(folder: Path, change: Change = lambda _folder: None) -> Path:
-    """Copy MiniLM without its weights, and change the copy."""
+    """Copy MiniLM without its weights, with the first words of its vocabulary, and change the copy."""
     folder.mkdir(parents=True)
     for name in FILES:
         shutil.copyfile(trained_model() / name, folder / name)
+    cut_vocabulary(folder, WORDS)
     (folder / "model.safetensors").touch()
     change(folder)
     return folder
@@ -179,7 +180,7 @@ def test_the_comparison_sees_another_tokenizer(tmp_path: Path) -> None:
     """All that it can see: the file as it was before transformers' settings were written into it."""
     change = config(do_lower_case=False)
     found = written(minilm(tmp_path / "model", change))
-    shutil.copyfile(trained_model() / "tokenizer.json", found.folder / "tokenizer.json")
+    shutil.copyfile(tmp_path / "model" / "tokenizer.json", found.folder / "tokenizer.json")
     with pytest.raises(
         CheckpointError, match=r"onnxtool would read other tokens than BertTokenizer of the model: of 'H"
     ):
@@ -278,7 +279,8 @@ def test_roles_are_those_of_transformers(tmp_path: Path) -> None:
 def test_vocab_txt_has_the_tokens_of_tokenizer_json(tmp_path: Path) -> None:
     """One that another vocabulary left is replaced."""
     found = written(minilm(tmp_path / "model", lambda folder: (folder / "vocab.txt").write_text("[PAD]\nhello\n")))
-    assert (found.folder / "vocab.txt").read_bytes() == (trained_model() / "vocab.txt").read_bytes()
+    words = (trained_model() / "vocab.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    assert (found.folder / "vocab.txt").read_text(encoding="utf-8") == "".join(words[:WORDS])
 
 
 @pytest.mark.parametrize(
@@ -286,7 +288,7 @@ def test_vocab_txt_has_the_tokens_of_tokenizer_json(tmp_path: Path) -> None:
     [
         ("anserini", config(do_basic_tokenize=True), False),
         ("anserini", config(strip_accents=False), True),
-        ("anserini", edited("added_tokens.json", **{"covid-19": 30522}), True),
+        ("anserini", edited("added_tokens.json", **{"covid-19": WORDS}), True),
         ("anserini", config(truncation_side="left"), True),
         ("fastembed", config(do_lower_case=False), False),
         ("fastembed", config(truncation_side="left"), True),
