@@ -229,6 +229,8 @@ class OptimizeOptions(ProviderOptions):
     @property
     def given(self) -> GivenInputs:
         """The options for the inputs."""
+        if not self.sample_inputs and not self.input_shapes:
+            return NO_INPUTS
         return GivenInputs.of(self.sample_inputs, self.input_shapes)
 
     def __post_init__(self) -> None:
