@@ -263,9 +263,21 @@ def _print_rich(blocks: Sequence[Block]) -> None:
                 for name, value in rows:
                     console.print(Text.assemble((f"{name}: ", "cyan"), value), soft_wrap=True)
             case Table(columns, rows, numbers):
-                table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
                 widths = [max((len(row[place]) for row in rows), default=0) for place in range(len(columns))]
                 natural = sum(max(width, len(title)) + 2 for title, width in zip(columns, widths, strict=True))
+                least = sum(
+                    max(width, len(title)) + 2 if title in numbers else min(width, _LEAST_TEXT) + 2
+                    for title, width in zip(columns, widths, strict=True)
+                )
+                # Many figures stand closer, so that their titles are not broken.
+                is_tight = least > console.width
+                table = RichTable(
+                    box=box.SIMPLE_HEAD,
+                    pad_edge=False,
+                    collapse_padding=True,
+                    padding=0 if is_tight else (0, 1),
+                    show_edge=not is_tight,
+                )
                 for title, width in zip(columns, widths, strict=True):
                     is_number = title in numbers
                     # Figures are never truncated: on a narrower terminal, lines get longer.

@@ -16,8 +16,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from onnxtool.cli.render import Table
 from onnxtool.model_file.metadata import STEPS_KEY, stamp
 from tests.cli.entry_point import run_onnxtool
+from tests.cli.screens import screen
 from tests.graphs import make_model, save_operators, value
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -340,3 +342,12 @@ def test_the_suffix_of_the_output_is_its_format(tmp_path: Path, name: str, begin
     assert (tmp_path / name).read_text(encoding="utf-8").startswith(begins)
     assert run_onnxtool(tmp_path, "stats", "m.onnx", "--output", name, "--force", "--format", "text").returncode == 0
     assert (tmp_path / name).read_text(encoding="utf-8").startswith("m.onnx:")
+
+
+def test_ten_columns_of_figures_fit_a_terminal_of_80_columns() -> None:
+    """No title is broken and no line is longer: the columns stand closer than usual."""
+    columns = ("measure", "model", "base", "change", "relative", "from", "to", "p", "better", "worse")
+    row = ("Recall@100", "0.9600", "0.9000", "+0.0600", "+6.67%", "+0.0200", "+0.1100", "0.0316", "6", "0")
+    shown = screen([Table(columns, [row], frozenset(columns[1:]))], 80).splitlines()
+    assert shown[0].split() == list(columns)
+    assert max(map(len, shown)) <= 80
