@@ -104,7 +104,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 def require_inside(path: Path, folder: Path) -> None:
     """Refuse a file of a checkpoint that a link leads out of its folder: its content would be copied and published.
 
-    Links of the hub's cache lead from `snapshots/COMMIT` into the `blobs` beside it.
+    Links of the hub's cache lead from `snapshots/COMMIT` into the `blobs` next to it.
 
     Raises:
         OSError: it leads elsewhere.

@@ -114,7 +114,7 @@ class LayerError:
 @short_repr
 @dataclass(frozen=True)
 class LayerReport:
-    """Where a model parts from its reference.
+    """The parts of a model, and the first that differs from its reference.
 
     Attributes:
         model: the model's file.

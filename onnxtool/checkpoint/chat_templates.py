@@ -42,7 +42,7 @@ FORMATS = ("flat", "structured", "auto")
 _MOST_SECONDS = 5  # for so many texts; a template takes a millisecond for one
 _TEXTS_A_REQUEST = 64
 _MOST_BYTES = 512 << 20  # a process that has loaded the renderer has a third of that
-_BYTES_A_CHARACTER = 64  # beside those, for each one of the texts
+_BYTES_A_CHARACTER = 64  # in addition to those, for each text
 _MOST_CHARACTERS, _GROWTH = 1_000_000, 16  # of a chat, and this many times the characters of its texts
 # One process for all templates: loading the renderer takes a second.
 _CHILD = GuardedChild(f"{__name__}:render_chats", ("transformers.utils.chat_template_utils",))

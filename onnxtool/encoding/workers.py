@@ -1,6 +1,6 @@
-"""Processes that encode splits, each of which is told the numbers of its splits over a pipe.
+"""Encode splits in processes; each receives the numbers of its splits over a pipe.
 
-A process that ends on its own ends the run, with an error that names the texts it was at. What was encoded is kept.
+If a process dies, the run ends with an error that names the texts in progress. Finished shards are kept.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def parse_cuts(texts: Sequence[str]) -> tuple[Cut, ...]:
 
 
 class PrunedSearch:
-    """A search with smaller vectors, which counts what is left of them."""
+    """A search with pruned vectors, which counts the remaining terms or tokens."""
 
     def __init__(self, cut: Cut, query_ids: Sequence[str], queries: Any, *, similarity: str, depth: int) -> None:
         self._cut = cut

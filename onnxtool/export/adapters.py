@@ -98,7 +98,7 @@ class Adapter:
         return found.pop() if len(found) == 1 else None
 
     def inject(self, model: Any) -> Any:
-        """Return PEFT's model, which computes with the adapter beside the weights of `model`, in place.
+        """Return PEFT's model, which adds the adapter to the layers of `model`, in place.
 
         Raises:
             CheckpointError: PEFT cannot load it, or tensors are missing or do not fit.

@@ -80,7 +80,7 @@ class ExportOptions(Options):
         max_error: upper bound on 1 - cosine of an output in int8 and int4; None for 0.01.
         dimensions: number of leading dimensions of an embedding to keep; None for all.
         route: the modules that a Router has for some of its texts, by name.
-        adapters: folders or ids of PEFT adapters that the file can run with, beside its base.
+        adapters: folders or ids of PEFT adapters that the file can run with, next to its base.
         prune: as of `optimize`, like `sizes`.
         keep_raw: also keep the output that the head reads.
         text: an additional text to trace text models on.

@@ -110,7 +110,7 @@ def export_model(options: ExportOptions, *, add_files: Callable[[Path, Path], No
 
     Args:
         options: export options.
-        add_files: called with the verified graph, while it is staged, and the path that it gets, to write files beside
+        add_files: called with the verified graph, while it is staged, and the path that it gets, to write files next to
             it that appear together with it; None for no others.
 
     Raises:
@@ -264,7 +264,7 @@ def _would_take_too_long(strategy: ExportStrategy, failures: Sequence[tuple[Expo
 
 
 def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: ExitStack) -> tuple[ExportReport, Path]:
-    """Trace, write, verify and stamp with one strategy; return the staged graph beside the report."""
+    """Trace, write, verify and stamp with one strategy; return the report and the staged graph."""
     options, specification, paths, stopwatch = (
         job.request.options,
         job.plan.specification,
@@ -355,7 +355,7 @@ def _write_graphs(
 
 
 def _write_sidecars(job: Job, staging: Staging) -> Path:
-    """Write tokenizer, configuration and card beside the graph, mark what they replace, and return their folder."""
+    """Write tokenizer, configuration and card next to the graph, mark what they replace, and return their folder."""
     paths = job.request.paths
     sidecars = staging.folder / paths.files.relative_to(paths.root)
     _write_sidecar_files(job, sidecars)

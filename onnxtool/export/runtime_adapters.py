@@ -1,4 +1,4 @@
-"""Adapters beside their base: each linear layer computes `layer(x) + x @ A @ B`, and an adapter is values of A and B.
+"""Adapters next to their base: each linear layer computes `layer(x) + x @ A @ B`, and an adapter is values of A and B.
 
 A: [in, r] and B: [r, out] are initializers of rank r = 0, without which the base computes what it always does, and
 inputs that an adapter's file overrides. A factor of alpha / r, or of rank-stabilized LoRA's alpha / sqrt(r), is in B.

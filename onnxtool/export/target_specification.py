@@ -78,7 +78,7 @@ class TargetSpecification:
         inputs: the inputs that the graph declares, in order.
         vocabulary_size: the number of terms that the model weighs; 0 if it weighs none.
         left_out: what the checkpoint provides and the target does not use; empty if it uses everything.
-        precisions: the precisions of the files that are written beside the graph.
+        precisions: the precisions of the files that are written next to the graph.
         expansion_id: the token by which queries are expanded; None if they are not.
         pruning: the rule by which terms are left out; None for all.
     """
@@ -183,11 +183,11 @@ class TargetSpecification:
         return further
 
     def convert(self, graph: ir.Model) -> dict[str, ir.Model]:
-        """Convert the head's outputs to those of `use`, in place; return graphs to deliver beside it by file name."""
+        """Convert the head's outputs to those of `use`, in place; return graphs to deliver next to it by file name."""
         return {}
 
     def told(self, pruning: Pruning, *, in_graph: bool) -> TargetSpecification:
-        """Return the specification of a model whose graph leaves out terms, or which the target is told to.
+        """Return the specification of a model that is pruned in its graph, or by the target's own setting.
 
         Raises:
             TargetError: it weighs no terms, or the target weighs them itself.

@@ -238,7 +238,7 @@ class WordPiece(GraphTokenizer):
 
     @cached_property
     def incomplete(self) -> tuple[str, ...]:
-        """Characters that some words with them have no pieces for, as a piece of its own: the word is unknown then."""
+        """Characters that are no piece of their own: a word that needs one is unknown."""
         read = {letter for text in self.pieces.values() for letter in text}
         single = [form for letter in sorted(read & self.letters) for form in (letter, _PREFIX + letter)]
         return tuple(piece for piece in single if piece not in self.vocabulary)

@@ -158,7 +158,7 @@ class ModelFile:
 
     @cached_property
     def sizes(self) -> tuple[SizedFile, ...]:
-        """The files beside it that are this model at fixed sizes; empty for a file alone.
+        """The files next to it that are this model at fixed sizes; empty for a file alone.
 
         Raises:
             ModelFileError: the metadata is malformed.
@@ -200,7 +200,7 @@ class ModelFile:
 
     @cached_property
     def adapters(self) -> tuple[AdapterFile, ...]:
-        """The adapters beside it; empty for a file alone.
+        """The adapters next to it; empty for a file alone.
 
         Raises:
             ModelFileError: the metadata is malformed.

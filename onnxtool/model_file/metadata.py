@@ -56,8 +56,8 @@ STEPS_KEY = "onnxtool.steps"
 # with, compressed.
 TEXT_KEY = "onnxtool.text_input"
 EMBEDDED_KEY = "onnxtool.tokenizer_json"
-SIZES_KEY = "onnxtool.sizes"  # of a file with others beside it that are the same model at fixed sizes (`SizedFile`)
-ADAPTERS_KEY = "onnxtool.adapters"  # of a file with adapters beside it (`AdapterFile`)
+SIZES_KEY = "onnxtool.sizes"  # of a file with others next to it that are the same model at fixed sizes (`SizedFile`)
+ADAPTERS_KEY = "onnxtool.adapters"  # of a file with adapters next to it (`AdapterFile`)
 COMPILED_KEY = "onnxtool.compiled"  # of a file that one provider has compiled (`Compiled`)
 LONGEST = 2**31 - 1  # tokens, for no limit
 DISABLED_OPTIMIZERS_KEY = "onnxtool.session.disabled_optimizers"
@@ -127,7 +127,7 @@ def parse_text_input(text: str) -> TextInput | None:
 
 
 class SizedFile(NamedTuple):
-    """A file beside another one: the same model with the axes of its inputs at fixed sizes.
+    """A file next to another one: the same model with the axes of its inputs at fixed sizes.
 
     Attributes:
         file: its name.
@@ -154,7 +154,7 @@ def parse_sizes(text: str) -> tuple[SizedFile, ...] | None:
 
 
 class AdapterFile(NamedTuple):
-    """A file beside the graph with values for some of its inputs, which are empty initializers without it.
+    """A file next to the graph with values for some of its inputs, which are empty initializers without it.
 
     Attributes:
         name: the name by which a user chooses it.
@@ -188,7 +188,7 @@ class Compiled(NamedTuple):
         version: of the provider.
         runtime: the version of onnxruntime.
         hardware: that it is for.
-        context: the file beside the graph that has the compiled part.
+        context: the file next to the graph that has the compiled part.
         context_sha256: its digest, of blocks.
         graph_bytes: the bytes of the graph file before the stamp.
         graph_sha256: their digest.

@@ -170,8 +170,8 @@ class Trail:
     def note(self, model: ir.Model) -> None:
         """Note on new nodes the patterns of those that they replace.
 
-        Of a node that several fusions took in, such as one that makes a mask, the note counts only where no other match
-        of its pattern was. New nodes behind others take the patterns that all their readers have.
+        If several fusions replace a node, such as one that makes a mask, its note counts only where its pattern has no
+        other match. Other new nodes take the patterns that all their readers have.
         """
         model.meta[_KEY] = True
         for node in model.graph:

@@ -78,7 +78,7 @@ class OptimizeOptions(ProviderOptions):
         prune: a rule of `parse_pruning` by which the graph leaves out terms; None for none.
         vocabulary: texts, or a JSON list of tokens, to cut the vocabulary to; None for the whole vocabulary.
         sizes: sizes of batch and sequence such as `8x128`, with commas between them, or `NAME=VALUE,...`: one for an
-            output of that size, several for a file of each beside it.
+            output of that size, several for a file of each next to it.
         compiled: let the provider compile the output, or each file of `sizes`.
         sample_inputs: .npz files with the inputs of one run each, for verification and calibration; empty for generated
             inputs.

@@ -330,7 +330,7 @@ def _small_files(folder: CheckpointFolder) -> Iterator[Path]:
 
 
 class Cut:
-    """A model, its tokenizer, and what is left of them.
+    """A model and its tokenizer, before and after the cut.
 
     Attributes:
         folder: the files of its checkpoint.
@@ -364,7 +364,7 @@ class Cut:
             )
 
     def planned(self) -> list[Path]:
-        """Return the files beside the graph, after a look at the texts."""
+        """Return the files next to the graph, after checking the texts."""
         next(self._texts.batches())
         return [self._files / name for name in self._settings]
 

@@ -63,7 +63,7 @@ class ReleasedFile:
 
     Attributes:
         path: the path relative to the release folder, with `/`.
-        role: one of `ROLES`; `weights` is what a model needs beside its graph: external data, and its
+        role: one of `ROLES`; `weights` is what a model needs next to its graph: external data, and its
             files of fixed sizes.
         precision: precision of a model and its weights, e.g. `int8`; otherwise empty.
         target: the consumer that the file is for; empty if it is for any.

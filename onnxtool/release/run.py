@@ -307,7 +307,7 @@ _STAMPS = {
 
 
 def make_contents(config: ReleaseConfig, inputs: Mapping[str, str], folder: Path, work: Path) -> ReleaseFacts:
-    """Make the models of a release and the files beside them in `folder`, and return the record.
+    """Make the models of a release and the files next to them in `folder`, and return the record.
 
     Args:
         config: the configuration of the release.

@@ -51,7 +51,7 @@ class Variant:
 @short_repr
 @dataclass(frozen=True)
 class VariantsReport:
-    """An export, and the files beside it.
+    """An export, and the files next to it.
 
     Attributes:
         export: the export, whose file the others are made from and compared with.
@@ -64,7 +64,7 @@ class VariantsReport:
 
 @checked
 def export_variants(options: ExportOptions, *, settings: Settings | None = None) -> VariantsReport:
-    """Export a checkpoint for a target, and write the files in `options.precisions` that it opens beside the export.
+    """Export a checkpoint for a target, and write the files in `options.precisions` that it opens next to the export.
 
     All files appear together, or none. Each is made from the exported file and compared with it; the README.md of the
     folder lists them with their errors.
@@ -102,7 +102,7 @@ def export_variants(options: ExportOptions, *, settings: Settings | None = None)
 
 
 def _write(graph: Path, precision: str, target: Target, make: Settings) -> Variant:
-    """Write the files in one precision beside the exported graph."""
+    """Write the files in one precision next to the exported graph."""
     first, *others = (graph.with_name(name) for name in target.variants[precision])
     tell(f"making {first.name}")
     options = make(precision, graph, first)

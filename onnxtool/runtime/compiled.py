@@ -13,7 +13,7 @@ _AGAIN = "run onnxtool optimize --compile here, on the file that it was made fro
 
 
 def describe(compiled: ModelFile, provider: ExecutionProvider, context: str) -> Compiled:
-    """Describe what a provider has just compiled into the file `context` beside its graph."""
+    """Describe what a provider has just compiled into the file `context` next to its graph."""
     size, part = compiled.path.stat().st_size, compiled.path.with_name(context)
     return Compiled(
         provider=provider.place,

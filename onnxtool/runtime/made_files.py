@@ -44,7 +44,7 @@ def write_sizes(
     *,
     compiles: bool = False,
 ) -> tuple[ModelFile, tuple[SizeResult, ...]]:
-    """Write a staged model at fixed sizes: a single one in its place, several beside it, over the same weights.
+    """Write a staged model at fixed sizes: a single one in its place, several next to it, over the same weights.
 
     Args:
         model: the staged file with its stamps; for several sizes, with its weights in a file of their own.

@@ -200,7 +200,7 @@ def load_and_run(path: str, domains: Sequence[str] = ()) -> None:
 
 
 def load_and_run_texts(path: str) -> None:
-    """As `load_and_run`, for a graph with operators of onnxruntime-extensions."""
+    """Do the same as `load_and_run` for a graph with operators of onnxruntime-extensions."""
     load_and_run(path, (STRINGS,))
 
 

@@ -31,7 +31,7 @@ from onnxtool.runtime.machine import available_cores, device_memory, processor_f
 from onnxtool.version import installed
 
 BF16, FP32 = "bf16", "fp32"
-_LIBRARY, _FALLBACK = "library", "allow_fallback"  # in the text of a provider, beside its own options
+_LIBRARY, _FALLBACK = "library", "allow_fallback"  # in the text of a provider, next to its own options
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ _OPENVINO_PRECISIONS = {"f32": FP32, "bf16": BF16, "f16": "fp16"}
 
 
 def _on_openvino(provider: ExecutionProvider, threads: int) -> Mapping[str, str]:
-    """Return OpenVINO's own properties, whose names it checks; unknown options beside them are ignored in silence.
+    """Return OpenVINO's own properties, whose names it checks; unknown options next to them are silently ignored.
 
     Without the hint, it multiplies in bfloat16 wherever the CPU can; onnxruntime's number of threads does not reach it.
     """

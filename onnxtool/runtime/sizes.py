@@ -96,7 +96,7 @@ def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> dict[str, Sizes]
 
 
 def set_files(output: Path, texts: Sequence[str] | str) -> list[Path]:
-    """Return the files of fixed sizes beside an output; empty for a single size, which is the output itself."""
+    """Return the files of fixed sizes next to an output; empty for a single size, which is the output itself."""
     names = [*map(_name, _split(texts))]
     return [sized_path(output, name) for name in names] if len(names) > 1 else []
 

@@ -1,6 +1,6 @@
 """Answer texts in a consumer: `python exchange.py RUNNER JOB ANSWERS`, in the environment that has the consumer.
 
-RUNNER is a module such as those beside this one. Its `open_model(job, file)` opens the folder as a user does, by its
+RUNNER is a module such as those next to this one. Its `open_model(job, file)` opens the folder as a user does, by its
 default for an empty `file`, and returns a function of texts, batch size and role; None if the consumer cannot be told
 the file.
 

@@ -101,7 +101,7 @@ class Target:
         notes: what follows it for each kind of model.
         scaling: the texts for `{scaling}`: if it need not scale vectors to length 1, and if it must.
         module: the module in this package with its code; empty for none.
-        variants: the names of the files beside the graph that it opens for a precision, by precision.
+        variants: the names of the files next to the graph that it opens for a precision, by precision.
         embeddings: the lowest precision of embeddings in int4 that its onnxruntime has operators for.
         data_suffix: what it appends to the graph's name to find the external data; empty if it reads any name.
         opens: the precision of the file that it opens by default, if there is one.
@@ -142,7 +142,7 @@ class Target:
 
     @property
     def variant_names(self) -> tuple[str, ...]:
-        """The names of all files that it may open beside the graph."""
+        """The names of all files that it may open next to the graph."""
         return tuple(name for names in self.variants.values() for name in names)
 
     def precisions(self, names: str) -> tuple[str, ...]:

@@ -419,9 +419,9 @@ def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[Gener
 
 @contextmanager
 def _followed(folder: CheckpointFolder) -> Iterator[None]:
-    """Convert transformers' errors on invalid settings, and its warnings that it does not follow one.
+    """Convert transformers' errors on invalid settings, and its warnings about ignored ones.
 
-    What it logs ahead of them, and what its next release will no longer take, is left out.
+    Its log messages and deprecation warnings are left out.
     """
     from transformers.utils import logging
 

@@ -247,7 +247,7 @@ DTYPE_NAMES = frozenset(name for name, _ in _DTYPES.values())
 
 # Named tuples here and in structure.py: making dataclasses would take `onnxtool stats` as long as reading a model.
 class ExternalData(NamedTuple):
-    """Where a tensor's bytes lie outside the graph file.
+    """The location of a tensor's bytes outside the graph file.
 
     Attributes:
         length: bytes; computed from dtype and dims if the file omits it, None if the dtype has no fixed size.

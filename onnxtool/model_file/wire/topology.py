@@ -57,7 +57,7 @@ class Call(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """The nodes of a graph, and its outputs by name with what they are and which value they read."""
+    """The nodes of a graph, and its outputs by name, each with its type and the value that it reads."""
 
     calls: list[Call]
     outputs: dict[str, tuple[str, Wire | None]]

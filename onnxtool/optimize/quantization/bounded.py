@@ -64,7 +64,7 @@ FLOAT32_COST = 3.9  # of a weight, compared with the lowest level
 
 @dataclass(frozen=True)
 class Setting:
-    """What a quantization has to hold besides its error, and where it works.
+    """Conditions of a quantization other than its error, and its folder for temporary files.
 
     Attributes:
         tokens: the greedy tokens of a decoder; None for other models.
@@ -201,7 +201,7 @@ _SMALLEST = 1e-12
 def find_fallback_layers(model: SwitchableModel, max_error: float) -> tuple[FallbackLayer, ...]:
     """Return the fewest layers of the ranking that must be at a higher level for the error to be below `max_error`.
 
-    Layers rise to the next level one after another; when all are there, the first of them rises again. The
+    Layers are raised to the next level one by one; when all are there, the first is raised again. The
     next level may have the same precision at a lower cost than a higher precision.
 
     Raises:

@@ -94,7 +94,7 @@ class _CandidateRun:
 
     @property
     def target(self) -> ExecutionProvider:
-        """Where it runs, and in what."""
+        """The provider that it runs on, and the precision there."""
         return replace(self.conversion.options.target, precision=BF16 if self.precision == BF16 else FP32)
 
     @property
@@ -215,7 +215,7 @@ def _time_drafts(
     folder: Path,
     feeds: Mapping[str, Feeds],
 ) -> None:
-    """Set the share of the first, 1, and of those of which there is a draft; the others keep 0, and are made."""
+    """Set the share of the first to 1, and that of each candidate with a draft; the others keep 0, and are made."""
     try:
         first.share, base_ms = 1.0, _round_ms(first, feeds)
     except OnnxtoolError as error:

@@ -233,7 +233,7 @@ _ACCURACY_LEVELS = {"float32": 0, "int8": 4}
 
 @dataclass(frozen=True)
 class Form:
-    """How a layer is stored in blocks, and multiplied.
+    """The form of a layer in blocks, and of its products.
 
     Attributes:
         bits: 4 or 8.

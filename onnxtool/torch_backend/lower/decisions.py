@@ -35,7 +35,7 @@ It changes no other node: nodes that become unread are removed afterward.
 
 
 class FusedKernel(enum.Enum):
-    """When a large operator stays in PyTorch: one kernel makes one pass over memory, where ONNX makes several.
+    """The size from which an operator stays in PyTorch, where one kernel makes one pass over memory and ONNX several.
 
     Splitting a graph costs about 20 to 50 microseconds, so small ones become ONNX. Measured as whole training steps
     with scripts/bench_torch_backend.py: operators that make no step faster are not marked, such as the gradients of
@@ -49,7 +49,7 @@ class FusedKernel(enum.Enum):
 
 @dataclass(frozen=True)
 class Denied:
-    """Why an operator stays in PyTorch: a wrong result or race in onnxruntime, for the nodes it applies to."""
+    """The reason why an operator stays in PyTorch: a wrong result or race in onnxruntime, for the nodes concerned."""
 
     reason: str
     applies: Callable[[Node], bool] = lambda _node: True

@@ -25,7 +25,7 @@ _SEED = 0
 
 
 class Layout(NamedTuple):
-    """Where the rows of a padded batch are.
+    """The places of the rows of a padded batch.
 
     Attributes:
         ids: the batch's tokens, int [B, S], by which a call of the model is known.

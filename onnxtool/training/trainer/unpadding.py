@@ -272,7 +272,7 @@ def _labels(inputs: Batch, masks: Sequence[torch.Tensor]) -> torch.Tensor | None
 
 
 def _shortened(inputs: Batch, masks: Sequence[torch.Tensor], *, is_left: bool) -> Batch:
-    """Return the inputs with one token in the shortest sequence, and no labels beside it."""
+    """Return the inputs with one token in the shortest sequence, and without labels."""
     shorter = {}
     for mask in masks:
         shortest = int((mask != 0).sum(-1).argmin())
