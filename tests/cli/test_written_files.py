@@ -50,6 +50,7 @@ sys.addaudithook(watch)
 # Runs each line that it reads as a command, in a process that has the libraries already, and prints its exit code.
 RUNNER = """
 import gc, os, sys
+gc.disable()
 import onnxtool
 import onnxruntime, onnxscript, torch.onnx
 from onnxtool.cli import run
@@ -58,6 +59,7 @@ from onnxtool.optimize import run as _
 from onnxtool.release import run as _
 from transformers import AutoTokenizer, BertModel, LlamaForCausalLM
 gc.freeze()  # a child that collects garbage among the libraries' objects copies their memory
+gc.enable()
 for line in sys.stdin:
     child = os.fork()
     if not child:

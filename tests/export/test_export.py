@@ -236,7 +236,8 @@ def test_nodes_are_called_by_the_module_that_made_them(report: ExportReport) -> 
 
 
 EXPORT_ALL = """
-import sys
+import gc, sys
+gc.disable()  # as `onnxtool export` does
 from onnxtool import ExportOptions, export_model
 for exporter in ("dynamo", "torchscript"):
     output = f"{exporter}/tiny-encoder.onnx"
