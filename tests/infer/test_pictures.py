@@ -78,7 +78,7 @@ def write_processor(folder: Path, name: str, settings: dict[str, Any]) -> None:
 
 
 def export_side(folder: Path, output: Path, task: str, **options: Any) -> Any:
-    return export_model(ExportOptions(str(folder), output=output, task=task, **{"exporter": "torchscript", **options}))
+    return export_model(ExportOptions(str(folder), output=output, task=task, **options))
 
 
 def encode(model: Path, pictures: Sequence[Path]) -> NDArray[np.float32]:
