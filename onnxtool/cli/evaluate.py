@@ -10,7 +10,15 @@ import click
 
 from onnxtool.cli.choices import PathType
 from onnxtool.cli.graph_drawing import render_template, sections_page
-from onnxtool.cli.options import FORMATS, Result, derived_options, dry_run_option, model_argument, result_options
+from onnxtool.cli.options import (
+    FORMATS,
+    Result,
+    derived_options,
+    dry_run_option,
+    model_argument,
+    refused_gates,
+    result_options,
+)
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit_plan, format_bytes, format_duration
 from onnxtool.cli.stats_blocks import Section
@@ -61,11 +69,12 @@ def command(
     from onnxtool.evaluation.run import check_evaluation, evaluate_model
 
     if dry_run:
-        check_evaluation(model_path, data, options, writes_run=save_run is not None)
+        with refused_gates():
+            check_evaluation(model_path, data, options, writes_run=save_run is not None)
         notes = (f"vectors of documents would be kept in {options.cache_folder}",)
         emit_plan(WritePlan("evaluate", planned_files(written), notes), result.format_name)
         return 0
-    with progress(quiet=result.quiet):
+    with progress(quiet=result.quiet), refused_gates():
         report = evaluate_model(model_path, data, options, run_path=save_run, force=result.force)
     blocks = evaluation_blocks(report)
     if result.format_name == "html":

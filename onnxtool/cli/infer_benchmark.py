@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import click
-
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, Comparison, GateOutcome
-from onnxtool.cli.options import Result
+from onnxtool.cli.options import Result, refused_gates
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_duration, table_of
 from onnxtool.cli.streams import say
-from onnxtool.errors import GateError
 from onnxtool.infer.options import InferOptions
 
 
@@ -28,11 +25,8 @@ def run_benchmark(options: InferOptions, timing: BenchmarkOptions, output: Resul
     from onnxtool.benchmarking.measurement import benchmark
     from onnxtool.infer.run import given_texts
 
-    try:
-        with progress(quiet=output.quiet):
-            report = benchmark(options.model_path, replace(timing, texts=tuple(given_texts(options))))
-    except GateError as error:
-        raise click.UsageError(f"{error.message}\n{error.hint}") from error
+    with progress(quiet=output.quiet), refused_gates():
+        report = benchmark(options.model_path, replace(timing, texts=tuple(given_texts(options))))
     output.emit(report, benchmark_blocks(report))
     for gate in report.gates:
         if gate.met or not gate.decided:

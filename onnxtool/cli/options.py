@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import partial, wraps
 from pathlib import Path
@@ -21,7 +22,7 @@ from onnxtool.cli.configuration import all_of, config_option, unknown_variables
 from onnxtool.cli.render import Block, emit, write_out
 from onnxtool.cli.streams import shown
 from onnxtool.encoding.locations import Uri
-from onnxtool.errors import OnnxtoolError
+from onnxtool.errors import GateError, OnnxtoolError
 from onnxtool.model_file import check_not_input, check_writable
 from onnxtool.options import Force, Option, check
 from onnxtool.reading import note_input
@@ -457,3 +458,16 @@ def dry_run_option(command: Command) -> Command:
         is_flag=True,
         help="Run the quick checks of options and inputs, list the files that would be written, and write none.",
     )(command)
+
+
+@contextmanager
+def refused_gates() -> Iterator[None]:
+    """Convert the error of a gate that is malformed, or names no figure: 1 is for gates that are met.
+
+    Raises:
+        UsageError: a gate cannot be used.
+    """
+    try:
+        yield
+    except GateError as error:
+        raise click.UsageError(f"{error.message}\n{error.hint}") from error

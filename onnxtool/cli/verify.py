@@ -11,7 +11,7 @@ import click
 
 from onnxtool.agreement import VerifyOptions
 from onnxtool.cli.choices import CheckpointType, PathType
-from onnxtool.cli.options import Result, derived_options, result_options
+from onnxtool.cli.options import Result, derived_options, refused_gates, result_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape, verification_figures
 from onnxtool.cli.streams import say
@@ -133,9 +133,9 @@ def _measure_drift(options: VerifyOptions, model: Path, base: Path, result: Resu
     from onnxtool.evaluation.drift import measure_drift
     from onnxtool.evaluation.options import DriftOptions
 
-    asked = DriftOptions(texts=options.texts, data=options.data, fail_if=options.fail_if, provider=options.provider)
-    with progress(quiet=result.quiet):
-        report = measure_drift(model, base, asked)
+    drift = DriftOptions(texts=options.texts, data=options.data, fail_if=options.fail_if, provider=options.provider)
+    with progress(quiet=result.quiet), refused_gates():
+        report = measure_drift(model, base, drift)
     figures = (
         ("Cosine with the old vector", report.cosine_mean),
         ("The least", report.cosine_min),

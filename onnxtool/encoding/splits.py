@@ -16,7 +16,7 @@ from typing import NamedTuple
 from onnxtool.encoding.files import START_AGAIN
 from onnxtool.encoding.options import PartOptions
 from onnxtool.encoding.sources import DIGEST_BYTES, Document, Reject, Source, SourceReader
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, OptionError
 from onnxtool.interruption import check_interrupted
 
 # More would pad less and keep more in memory. Of paragraphs of uneven length, four thousand are padded by two percent.
@@ -253,11 +253,11 @@ def parse_part(text: str) -> tuple[int, int]:
     """Return the number of a part, from 0, and how many there are.
 
     Raises:
-        InputError: `text` is not a part.
+        OptionError: `text` is not a part.
     """
     match = _PART.fullmatch(text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise InputError(f"{text!r} is not a part", "pass I/N with I from 1 to N, such as 2/7, as --part")
+        raise OptionError(f"{text!r} is not a part", "pass I/N with I from 1 to N, such as 2/7, as --part")
     return int(match[1]) - 1, int(match[2])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.errors import InputError, imported
+from onnxtool.errors import InputError, OptionError, imported
 from onnxtool.evaluation.collection import Judgements
 from onnxtool.evaluation.options import DEFAULT_MEASURES
 
@@ -99,18 +99,18 @@ def parse_measures(names: Sequence[str]) -> dict[str, Any]:
             raise _unknown(name, registry, error.message) from error
         measures[display_name(measure)] = measure
     if not measures:
-        raise InputError("no measure to compute", f"pass e.g. --measure {DEFAULT_MEASURES[0]}")
+        raise OptionError("no measure to compute", f"pass e.g. --measure {DEFAULT_MEASURES[0]}")
     return measures
 
 
-def _unknown(name: str, registry: Mapping[str, str], reason: str) -> InputError:
+def _unknown(name: str, registry: Mapping[str, str], reason: str) -> OptionError:
     from difflib import get_close_matches
 
     word = name.partition("@")[0].casefold()
     close = get_close_matches(word, registry, n=1)
     meant = f"did you mean {registry[close[0]]}? " if close and close[0] != word else ""
     hint = f"{meant}write e.g. nDCG@10, MRR@10, Recall@100, MAP, P@5"
-    return InputError(f"no measure {name[:60]!r}: {reason[:200]}", hint)
+    return OptionError(f"no measure {name[:60]!r}: {reason[:200]}", hint)
 
 
 def display_name(measure: Any) -> str:

@@ -106,4 +106,4 @@ def test_usage_errors_exit_2(folder: Path, arguments: tuple[str, ...], message: 
     process = run_infer(folder, *SMALL, *arguments, "--quiet")
     assert (process.returncode, process.stdout) == (2, "")
     assert message in process.stderr
-    assert process.stderr.endswith("hint: see onnxtool infer --help\n")
+    assert process.stderr.endswith("see onnxtool infer --help\n")
