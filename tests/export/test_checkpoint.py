@@ -123,7 +123,7 @@ def test_without_a_network_a_hub_id_tells_how_to_pass_a_folder(monkeypatch: pyte
     monkeypatch.setattr("urllib.request.getproxies", dict)
     with pytest.raises(CheckpointError, match="cannot reach the hub for nobody/nothing-of-this-name") as error:
         Checkpoint.open(Source.find("nobody/nothing-of-this-name"))
-    assert "--model_name path/to/checkpoint" in error.value.hint
+    assert "pass the folder of a checkpoint" in error.value.hint
 
 
 @pytest.mark.parametrize(
