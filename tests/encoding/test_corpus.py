@@ -244,7 +244,7 @@ def test_a_corpus_of_rejected_lines_alone_has_no_vectors(tmp_path: Path) -> None
     """It is an error that says why, for each line in the file of rejects; and so is one without any line."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("{\n")
-    with pytest.raises(InputError, match=r"no line of .* gave a text: is not JSON: .* \(lines: 1\)"):
+    with pytest.raises(InputError, match=r"no line of .* gave a text: is not JSON: .* \(1 line\)"):
         _encode(dense_model(tmp_path), corpus)
     assert "is not JSON" in (tmp_path / "vectors.rejects.jsonl").read_text()
     corpus.write_text("\n \n")
