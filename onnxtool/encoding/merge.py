@@ -17,10 +17,18 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.text_files import FIELDS_PAGE
 from onnxtool.encoding.files import START_AGAIN, Entry, on_this_machine, read_bytes, remove
 from onnxtool.encoding.locations import OutputLocation, Uri
-from onnxtool.encoding.manifest import Manifest, read_manifest
+from onnxtool.encoding.manifest import Manifest, difference, read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.parquet import require_pyarrow
-from onnxtool.encoding.records import Records, Run, ShardEntry, ShardTexts, read_run, remove_records
+from onnxtool.encoding.records import (
+    Records,
+    Run,
+    ShardEntry,
+    ShardTexts,
+    read_run,
+    remove_records,
+    written_by_another,
+)
 from onnxtool.encoding.report import MergeReport, StatusReport
 from onnxtool.encoding.sources import REPEATED_ID, Reject
 from onnxtool.encoding.splits import ShardName, SplitRecord, format_ranges
@@ -57,7 +65,7 @@ def merge_parts(output: OutputLocation, *, read_back: bool = False, strict: bool
     folder = OutputFolder(output)
     if isinstance(folder.path, Path) and not folder.path.is_dir():  # which the lock would make
         raise _nothing(folder)
-    with folder.locked():
+    with folder.locked(waits=True):
         return publish(folder, read_run(folder), read_back=read_back, strict=strict)
 
 
@@ -76,6 +84,8 @@ def publish(folder: OutputFolder, run: Run | None, *, read_back: bool = False, s
         if (merged := _merged(folder, run)) is not None:  # by another run of the same command, meanwhile
             remove_records(folder)
             return _report(folder, merged)
+        if (other := read_run(folder)) is not None and other.sha256 != run.sha256:
+            raise written_by_another(folder, difference(other.identity, run.identity) or "another one")
         return _unmerged(folder, run, problems)
     _require_one_version(splits)
     repeated = find_repeated([written.texts for written in shards.values()])

@@ -73,8 +73,10 @@ class OutputFolder:
         self._stage: Path | None = None  # while it is written
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, *, waits: bool = False) -> Iterator[None]:
         """Create the folder, and keep other runs out of it; the lock ends with this process in any case.
+
+        With `waits`, another run has half a minute to end: one that publishes the same vectors takes no longer.
 
         Stores have no locks: two runs of one command write the same files there, and two runs of different commands are
         kept apart by the file that is created first.
@@ -83,7 +85,7 @@ class OutputFolder:
             OutputExistsError: another run is writing into it.
             OutputWriteError: the folder cannot be made or written, or the disk is full.
         """
-        with self.writing(), nullcontext() if isinstance(self.path, Uri) else folder_lock(self.path):
+        with self.writing(), nullcontext() if isinstance(self.path, Uri) else folder_lock(self.path, waits=waits):
             yield
 
     @contextmanager
@@ -202,6 +204,22 @@ class OutputFolder:
         if isinstance(self.path, Uri):
             return ()
         return tuple(sorted(path.name for path in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.partial")))
+
+    def require_alone(self) -> None:
+        """Refuse to discard what another run writes, within `writing`. Stores do not tell.
+
+        Raises:
+            OutputExistsError: another run is writing into it.
+        """
+        assert self._stage is not None  # noqa: S101  callers are within `writing`
+        for name in {*self.half_written()} - {self._stage.parent.name}:
+            try:
+                with suppress(FileNotFoundError), folder_lock(self._stage.parent.with_name(name)):
+                    pass
+            except OutputExistsError as error:
+                raise OutputExistsError(
+                    f"another run is writing into {self.path}", "wait for it, or pass another --output"
+                ) from error
 
     def require_whole(self, manifest: Manifest) -> None:
         """Refuse a folder that lacks a file listed in its manifest.

@@ -122,6 +122,11 @@ class Run(NamedTuple):
         count: int = self.identity["num_splits"]
         return count
 
+    @classmethod
+    def of(cls, identity: Identity) -> Run:
+        """Return the run of a command."""
+        return cls(hashlib.sha256(_content(identity)).hexdigest(), identity)
+
 
 class Records:
     """The records of the shards and splits of one run.
@@ -256,17 +261,21 @@ def read_run(folder: OutputFolder) -> Run | None:
         raise InputError(f"{path} cannot be read: {error}", START_AGAIN) from error
 
 
+def _content(identity: Identity) -> bytes:
+    return f"{json_text({'format': _FORMAT, 'identity': identity})}\n".encode()
+
+
 def begin_run(folder: OutputFolder, identity: Identity, *, force: bool = False) -> Records | None:
     """Claim a folder, and return its records; None if everything is already published.
 
     With `force`, existing contents are discarded, unless they are foreign.
 
     Raises:
-        OutputExistsError: the folder belongs to another command, or has foreign files.
+        OutputExistsError: the folder belongs to another command, has foreign files, or would be taken from another run.
     """
-    content = f"{json_text({'format': _FORMAT, 'identity': identity})}\n".encode()
-    run = Run(hashlib.sha256(content).hexdigest(), identity)
+    run = Run.of(identity)
     if force:
+        folder.require_alone()
         remove_records(folder)
     manifest = None if force else read_manifest(folder.manifest_path)
     earlier = None if force else read_run(folder)
@@ -276,23 +285,24 @@ def begin_run(folder: OutputFolder, identity: Identity, *, force: bool = False) 
         if not is_begun:
             if earlier is None:
                 remove_records(folder)  # of a run that was killed while it wrote the first one
-            raise _written_by_another(folder, other)
+            raise written_by_another(folder, other)
         force = True  # as the run that was killed between its records and the earlier manifest
     elif manifest is not None:
         remove_records(folder)  # of a run that was killed when it had published them
         folder.require_whole(manifest)
         return None
     if earlier is not None and not is_begun:
-        raise _written_by_another(folder, difference(earlier.identity, identity) or "another one")
+        raise written_by_another(folder, difference(earlier.identity, identity) or "another one")
     # Before any shard, so that incomplete files of a killed run can be attributed to it.
-    if earlier is None and not folder.create(folder.records_path / RUN_FILE, content):
-        raise _written_by_another(folder, "at the same time")
+    if earlier is None and not folder.create(folder.records_path / RUN_FILE, _content(identity)):
+        raise written_by_another(folder, "at the same time")
     if force:  # now that the records identify the files' owner
         remove([folder.manifest_path, folder.rejects_path])
     return Records(folder, run)
 
 
-def _written_by_another(folder: OutputFolder, other: str) -> OutputExistsError:
+def written_by_another(folder: OutputFolder, other: str) -> OutputExistsError:
+    """Return the error for a folder of another command; `other` says what differs."""
     return OutputExistsError(
         f"{folder.path} was written by another command ({other})",
         START_AGAIN,

@@ -19,7 +19,7 @@ from onnxtool.encoding.options import CorpusOptions, PartOptions, RunOptions, Ve
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.progress import Event, Tally
 from onnxtool.encoding.ray import RayWorkers
-from onnxtool.encoding.records import read_run
+from onnxtool.encoding.records import Run, read_run
 from onnxtool.encoding.report import CorpusReport, MergeReport, PartReport, RunReport
 from onnxtool.encoding.sources import find_picture_sources, find_sources, left_out_notes
 from onnxtool.encoding.splits import format_ranges, wanted_splits
@@ -68,12 +68,11 @@ def encode_corpus(
         SessionError: onnxruntime cannot load or run the model, or it returns NaN.
     """
     options = options or CorpusOptions()
-    folder = OutputFolder(output)
-    model_path = parse_location(model_path)
-    task = Task(
-        model_path, parse_location(corpus), folder.path, options, options.workers, options.strict, options.force
+    model_path, place = parse_location(model_path), OutputFolder(output).path
+    encoder = SplitEncoder(
+        Task(model_path, parse_location(corpus), place, options, options.workers, options.strict, options.force)
     )
-    encoder = SplitEncoder(task)
+    folder = encoder.folder
     with folder.locked():
         encoder.begin()
         start = time.perf_counter()
@@ -265,8 +264,8 @@ def encode_parts(
     with closing(engine(task, run, tally.add)) as workers:
         opened = workers.open()
         num_splits = _encode_missing(workers, opened, range(len(opened.sizes)), tally)
-    with folder.locked():
-        merged = publish(folder, read_run(folder), strict=run.strict)
+    with folder.locked(waits=True):
+        merged = publish(folder, Run.of(opened.identity), strict=run.strict)
     return RunReport(
         **{**vars(merged), "notes": (*opened.notes, *merged.notes, *_kept(num_splits < len(opened.sizes)))},
         engine=run.engine,

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from onnxtool.encoding.encoder import SplitEncoder, Task
+from onnxtool.encoding.manifest import Identity
 from onnxtool.encoding.options import ProcessOptions
 from onnxtool.encoding.progress import Event, OnEvent, Running
 from onnxtool.errors import SessionError, shorten
@@ -38,11 +39,13 @@ class StartupFindings(NamedTuple):
         sizes: sizes of the splits in bytes.
         missing: splits without a record.
         notes: notes for the user about the corpus and the model.
+        identity: everything that determines the bytes of the output.
     """
 
     sizes: tuple[int, ...]
     missing: tuple[int, ...]
     notes: tuple[str, ...]
+    identity: Identity
 
     @classmethod
     def of(cls, encoder: SplitEncoder) -> StartupFindings:
@@ -50,7 +53,8 @@ class StartupFindings(NamedTuple):
         numbers = range(len(encoder.splits))
         done = numbers if encoder.records is None else encoder.records.done()
         sizes = tuple(split.size_bytes for split in encoder.splits)
-        return cls(sizes, tuple(number for number in numbers if number not in done), tuple(encoder.notes(0)))
+        missing = tuple(number for number in numbers if number not in done)
+        return cls(sizes, missing, tuple(encoder.notes(0)), encoder.identity)
 
 
 def end_process() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,10 @@ from onnxtool.encoding import (
     splits,
 )
 from onnxtool.encoding.files import scratch_folder
-from onnxtool.encoding.merge import drop_texts
+from onnxtool.encoding.merge import drop_texts, publish
 from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.pipeline import EncodedWindow
-from onnxtool.encoding.records import remove_records
+from onnxtool.encoding.records import begin_run, read_run, remove_records
 from onnxtool.encoding.report import PartReport
 from onnxtool.encoding.shards import ShardFormat
 from onnxtool.encoding.sources import Document
@@ -484,3 +485,35 @@ def test_a_process_that_ends_at_once_removes_its_stage(tmp_path: Path) -> None:
         remove_unfinished()
         assert not scratch.exists()
         assert sorted(path.name for path in tmp_path.iterdir()) == [".vectors.01234567.partial", "vectors"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders have no locks there")
+def test_a_merge_waits_for_one_that_publishes(tmp_path: Path) -> None:
+    """Of two machines that end together, neither fails."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
+    encode_part(model, corpus, tmp_path / "vectors", OPTIONS)
+    with ThreadPoolExecutor() as pool:
+        with OutputFolder(tmp_path / "vectors").locked():
+            merging = pool.submit(merge_parts, tmp_path / "vectors")
+            with pytest.raises(TimeoutError):
+                merging.result(timeout=0.2)
+        assert merging.result().num_texts == 1
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_run_publishes_nothing_of_another_command(tmp_path: Path, is_published: bool) -> None:
+    """One that took the folder by force, meanwhile."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
+    encode_part(model, corpus, tmp_path / "vectors", OPTIONS)
+    folder = OutputFolder(tmp_path / "vectors")
+    run = read_run(folder)
+    assert run is not None
+    if is_published:
+        merge_parts(tmp_path / "vectors")
+    with folder.locked():
+        if not is_published:
+            begin_run(folder, {**run.identity, "corpus": "another"}, force=True)
+        else:
+            run = run._replace(identity={**run.identity, "corpus": "another"})
+        with pytest.raises(OutputExistsError, match="another command"):
+            publish(folder, run)

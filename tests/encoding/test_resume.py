@@ -202,6 +202,18 @@ def test_two_runs_never_write_into_one_folder(tmp_path: Path) -> None:
     assert encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS).num_texts == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="folders have no locks there")
+def test_force_discards_nothing_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    """Encoding processes hold no lock on the folder, as several of them fill it; each has a stage."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
+    output = tmp_path / "vectors"
+    with OutputFolder(output).writing():
+        with pytest.raises(OutputExistsError, match=r"another run is writing into \S*vectors\n"):
+            encode_corpus(model, corpus, output, replace(OPTIONS, force=True))
+        assert encode_corpus(model, corpus, output, OPTIONS).num_texts == 1
+    assert encode_corpus(model, corpus, output, replace(OPTIONS, force=True)).num_encoded == 1
+
+
 @pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     """Without a traceback."""
