@@ -15,6 +15,7 @@ from types import FrameType
 # Windows has no SIGHUP.
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 GRACE_S = 10.0  # to unwind, as containers get
+_POLL_S = 0.05
 _asked: list[int] = []  # the exit code that a signal asked for
 _arrived: list[int] = []  # the first signal: Python calls handlers of several that wait by their numbers
 unfinished: set[Path] = set()  # files and folders that this process removes before it ends
@@ -39,12 +40,26 @@ def raise_at_signals(report: Callable[[int], None]) -> None:
         _thread.start_new_thread(_watch, (reader, report))
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
+        if _is_importing_torch():
+            _thread.start_new_thread(_raise_later, (number,))
+            return
         ignore_signals()
         _asked.append(128 + [*_arrived, number][0])
         report(_asked[0])
         raise Interrupted(_asked[0])
 
     _handle(interrupt)
+
+
+def _is_importing_torch() -> bool:
+    """Whether PyTorch's C++ may be calling Python: an exception there aborts the process, and leaves its files."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))  # as importlib itself asks
+
+
+def _raise_later(number: int) -> None:
+    time.sleep(_POLL_S)
+    signal.raise_signal(number)
 
 
 def ignore_signals() -> None:

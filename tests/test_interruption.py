@@ -48,6 +48,20 @@ def started(command: str, before: str = "") -> subprocess.Popen[str]:
     return process
 
 
+def test_a_signal_waits_for_the_import_of_pytorch() -> None:
+    """Its C++ calls Python meanwhile, and would abort the process at an exception."""
+    imports = (
+        "import importlib.machinery as machinery, types\ntorch = types.ModuleType('torch')\n"
+        "torch.__spec__ = machinery.ModuleSpec('torch', None)\ntorch.__spec__._initializing = True\n"
+        "sys.modules['torch'] = torch\n"
+    )
+    command = "time.sleep(0.5); print('imported', flush=True); torch.__spec__._initializing = False; time.sleep(30)"
+    process = started(f"print('ready', flush=True); {command}", imports)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20) == ("imported\n", "error: interrupted\n")
+    assert process.returncode == 130
+
+
 @pytest.mark.parametrize(
     ("number", "line"),
     [
