@@ -117,9 +117,7 @@ def _direction(n: Backward, place: int, *, backward: bool) -> Direction:
     pieces = [outputs.slice(1, 1 << 31), start] if backward else [start, outputs.slice(0, -1)]
     dy = _pick(n, n.gradients[0], place, axis=1) if n.gradients[0] is not None else build.zeros(outputs.size(), x.dtype)
     arriving = [n.gradients[1 + state] if 1 + state < len(n.gradients) else None for state in range(num_states)]
-    last = tuple(
-        build.zeros(shape, x.dtype) if direction is None else _pick(n, direction, place) for direction in arriving
-    )
+    last = tuple(build.zeros(shape, x.dtype) if dy is None else _pick(n, dy, place) for dy in arriving)
     biases = build.ops("Split", _pick(n, n.x(_B), place), outputs=2, axis=0, num_outputs=2) if n.has(_B) else None
     before = build.op("Concat", *pieces, axis=0)
     if backward and has_next is not None:  # a shorter sample starts where it ends
@@ -136,10 +134,10 @@ def _ends(n: Backward) -> tuple[Tensor | None, Tensor | None]:
     if not n.has(_LENGTHS):
         return None, None
     build, lengths = n.build, n.x(_LENGTHS)
-    zero, direction = (build.constant(number, build.axes([0]).dtype) for number in (0, 1))
-    steps = build.op("Range", zero, n.x(_X).size().slice(0, 1).reshape([]), direction).reshape([-1, 1, 1])
+    zero, one = (build.constant(number, build.axes([0]).dtype) for number in (0, 1))
+    steps = build.op("Range", zero, n.x(_X).size().slice(0, 1).reshape([]), one).reshape([-1, 1, 1])
     ends = lengths.cast(steps.dtype).reshape([1, -1, 1])
-    return steps < ends, steps + direction < ends
+    return steps < ends, steps + one < ends
 
 
 def _gates(build: Builder, direction: Direction, count: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -195,15 +193,8 @@ def _lstm(build: Builder, direction: Direction) -> tuple[Tensor, ...]:
         inputs.append(build.op("Not", direction.is_valid).cast(direction.x.dtype))
     dh, dc, gates = _scan(build, back, direction.last, inputs, backward=not direction.backward)
     total = gates.sum([0, 1], keepdims=False)
-    return (
-        gates @ direction.w,
-        _weight(build, gates, direction.x),
-        _weight(build, gates, direction.before),
-        total,
-        total,
-        dh,
-        dc,
-    )
+    weights = (_weight(build, gates, factor) for factor in (direction.x, direction.before))
+    return gates @ direction.w, *weights, total, total, dh, dc
 
 
 def _gru(build: Builder, direction: Direction, *, reset_after: bool) -> tuple[Tensor, ...]:
@@ -266,14 +257,8 @@ def _rnn(build: Builder, direction: Direction) -> tuple[Tensor, ...]:
         inputs.append(build.op("Not", direction.is_valid).cast(direction.x.dtype))
     dh, gates = _scan(build, back, direction.last, inputs, backward=not direction.backward)
     total = gates.sum([0, 1], keepdims=False)
-    return (
-        gates @ direction.w,
-        _weight(build, gates, direction.x),
-        _weight(build, gates, direction.before),
-        total,
-        total,
-        dh,
-    )
+    weights = (_weight(build, gates, factor) for factor in (direction.x, direction.before))
+    return gates @ direction.w, *weights, total, total, dh
 
 
 def _scan(
@@ -323,13 +308,12 @@ def _gradients(n: Backward) -> tuple[Tensor, ...]:
         parts = [_gru(build, direction, reset_after=reset_after) for direction in _directions(n)]
 
     def stacked(tensors: Sequence[Tensor]) -> Tensor:
-        return build.op("Concat", *(build.op("Unsqueeze", direction, build.axes([0])) for direction in tensors), axis=0)
+        return build.op("Concat", *(build.op("Unsqueeze", tensor, build.axes([0])) for tensor in tensors), axis=0)
 
     x = parts[0][0] if len(parts) == 1 else parts[0][0] + parts[1][0]
     biases = stacked([build.op("Concat", part[3], part[4], axis=0) for part in parts])
-    w, r, *states = (
-        stacked(direction) for direction in list(zip(*parts, strict=True))[1:3] + list(zip(*parts, strict=True))[5:]
-    )
+    columns = list(zip(*parts, strict=True))
+    w, r, *states = (stacked(column) for column in columns[1:3] + columns[5:])
     return x, w, r, biases, *states
 
 
