@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxtool.errors import OnnxtoolError
@@ -157,7 +156,7 @@ class CheckpointFiles(ABC):
             entries = deserialize(content)  # type: ignore[no-untyped-call]  # a Rust extension without types
             converted = ((name, convert(name, entry)) for name, entry in entries)
             return {name: array for name, array in converted if array is not None}
-        except (SafetensorError, OSError, KeyError, ValueError, UnpicklingError, RuntimeError) as error:
+        except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
             raise self.refuse(f"cannot read {path}: {error}", "fetch the checkpoint again") from error
 
     @cached_property

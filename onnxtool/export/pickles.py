@@ -7,11 +7,12 @@ times over, is hashed 2^60 times).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxtool.errors import OnnxtoolError
+from onnxtool.errors import OnnxtoolError, first_line
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild, attempt
 
 _SECONDS = 10  # of processor time for the child, plus one for every so many bytes
@@ -27,28 +28,42 @@ def load_pickle(path: Path, make: Callable[[str], OnnxtoolError], device: str | 
 
     Args:
         path: the file.
-        make: makes the error for a reason.
+        make: makes the error for what the file does, such as `takes more than 10 s`.
         device: where to put tensors; None for where they were.
 
     Raises:
-        OnnxtoolError: it takes too long, or too much memory.
-        Exception: PyTorch cannot read it.
+        OnnxtoolError: it takes too long or too much memory, holds more than tensors, or is no such file.
     """
     import torch
 
-    found = path.stat()
-    version = (str(path.resolve()), found.st_mtime_ns, found.st_size)
-    seconds, num_bytes = _SECONDS + found.st_size // _BYTES_A_SECOND, _BYTES + 2 * found.st_size
+    stat = path.stat()
+    version = (str(path.resolve()), stat.st_mtime_ns, stat.st_size)
+    seconds, num_bytes = _SECONDS + stat.st_size // _BYTES_A_SECOND, _BYTES + 2 * stat.st_size
     if version not in _harmless:
         try:
             attempt(_CHILD, str(path), seconds=seconds, num_bytes=num_bytes)
         except ChildError:  # it will occur again
             pass
         except ChildEndedError as error:
-            raise make(f"{path.name} {error.reason(seconds, num_bytes)}") from None
+            raise make(error.reason(seconds, num_bytes)) from None
         _harmless.add(version)
-    loaded = torch.load(path, map_location=device, weights_only=True)
+    try:
+        loaded = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # zip, pickle and tensors each fail differently
+        if refused := _refused_object(error):
+            raise make(f"holds more than tensors ({refused}), and loading that runs code") from error
+        raise make(f"is not a PyTorch pickle: {first_line(error)}") from error
     return loaded if isinstance(loaded, dict) else {"": loaded}
+
+
+def _refused_object(error: BaseException | None) -> str:
+    """Return the non-tensor that PyTorch's tensor unpickler found; empty for an error of another kind."""
+    while error is not None:
+        if "Weights only load failed" in str(error):
+            match = re.search(r"GLOBAL (\S+)", str(error))
+            return match[1] if match else "objects"
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def try_pickle(path: str) -> None:

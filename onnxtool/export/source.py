@@ -9,13 +9,12 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
-import re
 import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -312,9 +311,11 @@ class Source(ModuleFiles):
         import torch
         from safetensors.torch import save
 
-        loaded = load_pickle(path, partial(self.malformed, path.name))
+        loaded = load_pickle(path, lambda reason: self.malformed(path.name, f"it {reason}"))
         if not all(isinstance(value, torch.Tensor) for value in loaded.values()):
             raise ValueError("it holds more than tensors")
+        if any(value.nbytes > path.stat().st_size for value in loaded.values()):  # a view, with a step of 0
+            raise ValueError("it names more numbers than it holds")
         return bytes(save({str(name): value.contiguous().clone() for name, value in loaded.items()}))
 
     def malformed(self, name: str, reason: str) -> CheckpointError:
@@ -354,16 +355,6 @@ def reason(error: Exception) -> str:
     if text == kind:
         return kind
     return f"{kind}: {text}" if isinstance(error, LookupError) or " " not in text else text
-
-
-def refused_object(error: BaseException | None) -> str:
-    """Return the non-tensor that PyTorch's tensor unpickler found; empty for an error of another kind."""
-    while error is not None:
-        if "Weights only load failed" in str(error):
-            found = re.search(r"GLOBAL (\S+)", str(error))
-            return found[1] if found else "objects"
-        error = error.__cause__ or error.__context__
-    return ""
 
 
 def plain_name(name: str) -> str:

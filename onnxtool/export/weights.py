@@ -23,7 +23,7 @@ from typing import Any
 
 from onnxtool.errors import CheckpointError, some
 from onnxtool.export.pickles import load_pickle
-from onnxtool.export.source import Source, plain_name, reason, refused_object
+from onnxtool.export.source import Source, plain_name
 from onnxtool.runtime.quiet import quiet
 
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
@@ -147,7 +147,7 @@ class StoredTensor:
         from safetensors import safe_open
 
         if self.file.suffix == ".bin":
-            return load_pickle(self.file, partial(_harmful, self.file.name), device=None)[self.name]
+            return load_pickle(self.file, partial(_harmful, self.file, str(self.file.parent)), device=None)[self.name]
         with safe_open(self.file, "pt") as file:
             return file.get_tensor(self.name)
 
@@ -479,21 +479,7 @@ def _unpickle_header(path: Path, label: str) -> Iterator[StoredTensor]:
     import torch
 
     names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-    try:
-        loaded = load_pickle(path, partial(_harmful, label), device="meta")
-    except CheckpointError:
-        raise
-    except Exception as error:  # a damaged file fails in many ways
-        if refused := refused_object(error):
-            raise CheckpointError(
-                f"{path.name} of {label} holds more than tensors ({refused}), and loading that runs code",
-                "take a checkpoint with safetensors, or save only the tensors if you trust the file",
-            ) from error
-        raise CheckpointError(
-            f"cannot load {label}: {path.name} is not a PyTorch pickle: {reason(error)}",
-            "the folder may be incomplete or damaged",
-        ) from error
-    for name, value in loaded.items():
+    for name, value in load_pickle(path, partial(_harmful, path, label), device="meta").items():
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(
                 f"{path.name} of {label} holds {type(value).__name__} as {name!r}, not only tensors",
@@ -503,9 +489,11 @@ def _unpickle_header(path: Path, label: str) -> Iterator[StoredTensor]:
         yield StoredTensor(str(name), dtype, tuple(value.shape), path)
 
 
-def _harmful(label: str, reason: str) -> CheckpointError:
+def _harmful(path: Path, label: str, reason: str) -> CheckpointError:
     return CheckpointError(
-        f"cannot load {label}: {reason}", "it is damaged or malicious; take a checkpoint with safetensors"
+        f"{path.name} of {label} {reason}",
+        "it is incomplete, damaged or malicious: fetch it again, take a checkpoint with safetensors, or save only the "
+        "tensors if you trust the file",
     )
 
 

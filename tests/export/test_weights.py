@@ -310,6 +310,9 @@ def test_a_module_in_a_pickle_is_read_where_pickles_are_allowed(folder: Path) ->
     with pytest.raises(CheckpointError, match="only in a pickle"):
         Source.find(str(folder)).read_tensors("2_Dense")
     assert Source.find(str(folder), allow_pickle=True).read_tensors("2_Dense")["linear.weight"][0, 0] == 3.0
+    torch.save({"linear.weight": torch.ones(1).expand(1 << 20, 1 << 20)}, folder / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="it names more numbers than it holds"):
+        Source.find(str(folder), allow_pickle=True).read_tensors("2_Dense")
 
 
 def test_an_index_of_more_shards_than_any_checkpoint_has_is_refused(folder: Path) -> None:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.checkpoint.files import M3_FILES
@@ -50,12 +49,12 @@ from onnxtool.checkpoint.token_modules import (
     read_mask,
     read_token_modules,
 )
-from onnxtool.errors import CheckpointError, ExportError, first_line
+from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.head import Head, require_output
 from onnxtool.export.modalities.finding import SIDES, Side
 from onnxtool.export.pickles import load_pickle
 from onnxtool.export.signature import Signature
-from onnxtool.export.source import Source, refused_object
+from onnxtool.export.source import Source
 from onnxtool.reports import Json
 from onnxtool.runtime.pictures import PictureProcessor
 
@@ -559,9 +558,8 @@ def read_m3(source: Source) -> Head:
 def _read_linear(source: Source, name: str) -> tuple[Any, Any]:
     """Read the weight and bias of a linear layer written by torch.save: float32 [W, H] and [W].
 
-    The file is a zip with a pickle, which could run code. PyTorch reads it with a restricted unpickler
-    (`weights_only=True`): it supports the opcodes that make tensors, numbers and containers, and fails on the name of
-    any other class or function. The result is checked here: two tensors, no larger than the file.
+    The file is a zip with a pickle, of which only tensors, numbers and containers are loaded. The result is checked
+    here: two tensors, no larger than the file.
 
     Raises:
         CheckpointError: the file is missing, or contains anything else.
@@ -571,14 +569,7 @@ def _read_linear(source: Source, name: str) -> tuple[Any, Any]:
     path = source.locate(name)
     if path is None:
         raise source.refuse(f"{source.model_name} has no {name}", f"an M3 embedder has {' and '.join(M3_FILES)}")
-    try:
-        content = load_pickle(path, partial(_damaged, source, name))
-    except CheckpointError:
-        raise
-    except Exception as error:  # zip, pickle and tensors each fail differently
-        if refused := refused_object(error):
-            raise _damaged(source, name, f"it holds more than tensors ({refused}), which would run code") from error
-        raise _damaged(source, name, first_line(error)) from error
+    content = load_pickle(path, lambda reason: _damaged(source, name, f"it {reason}"))
     if content.keys() != {"weight", "bias"}:
         raise _damaged(source, name, f"it holds {sorted(map(str, content))}, and not weight and bias")
     for key, tensor in content.items():
