@@ -143,7 +143,7 @@ class ChatTemplate:
         size = len(str(conversations))
         num_bytes = _MOST_BYTES + _BYTES_A_CHARACTER * size
         try:
-            found: list[str] = _CHILD.call(
+            chats: list[str] = _CHILD.call(
                 [self.source, conversations, dict(variables), _MOST_CHARACTERS + _GROWTH * size],
                 seconds=_MOST_SECONDS,
                 num_bytes=num_bytes,
@@ -152,14 +152,15 @@ class ChatTemplate:
             raise self._failure(str(error)) from None
         except ChildEndedError as error:
             raise self._failure(error.reason(_MOST_SECONDS, num_bytes)) from None
-        return found
+        return chats
 
     def messages(self, text: Text, prompt: str = "") -> list[dict[str, Json]]:
         """Return the messages: a system message for the prompt, then the messages of the text."""
         parts = (("user", text),) if isinstance(text, str) else tuple(zip(_ROLES, text, strict=True))
-        said = (*((("system", prompt),) if prompt else ()), *parts)
+        rendered = (*((("system", prompt),) if prompt else ()), *parts)
         return [
-            {"role": role, "content": part if self.is_flat else [{"type": "text", "text": part}]} for role, part in said
+            {"role": role, "content": part if self.is_flat else [{"type": "text", "text": part}]}
+            for role, part in rendered
         ]
 
     def require_pairs(self) -> None:
@@ -168,8 +169,8 @@ class ChatTemplate:
         Raises:
             OnnxtoolError: it does.
         """
-        base, *others = self.render(_PROBES)
-        dropped = [role for role, other in zip(_ROLES, others, strict=True) if other == base]
+        base, *changed = self.render(_PROBES)
+        dropped = [role for role, chat in zip(_ROLES, changed, strict=True) if chat == base]
         if dropped:
             raise self.files.refuse(
                 f"the chat template of {self.files.label} leaves out the {' and the '.join(dropped)} of a pair",
@@ -215,8 +216,8 @@ def render_chats(request: list[Any]) -> list[str]:
         raise ValueError(f"fails: {first_line(error)}") from None
     if any(len(chat) > most for chat in chats):
         raise ValueError(f"makes a chat of more than {most} characters")
-    found: list[str] = chats
-    return found
+    rendered: list[str] = chats
+    return rendered
 
 
 def common_end(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
@@ -230,7 +231,7 @@ def common_end(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
 def _is_flat(files: CheckpointFiles, source: str) -> bool:
     """Whether a template takes message content as a text, judging by its source."""
     is_structured = any(pattern in source for pattern in _STRUCTURED)
-    return files.read("config.json").get("model_type") in _FLAT_MODELS or not is_structured
+    return files.read_object("config.json").get("model_type") in _FLAT_MODELS or not is_structured
 
 
 def _stored_template(files: CheckpointFiles) -> str | None:
@@ -238,7 +239,7 @@ def _stored_template(files: CheckpointFiles) -> str | None:
     text = files.read_text(TEMPLATE_NAME)
     if text is not None:
         return text
-    stated = files.read(_TOKENIZER).get("chat_template")
+    stated = files.read_object(_TOKENIZER).get("chat_template")
     if isinstance(stated, list):
         named = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
         stated = named.get("default")
@@ -250,11 +251,11 @@ def _stored_template(files: CheckpointFiles) -> str | None:
 
 
 def _special_tokens(files: CheckpointFiles) -> dict[str, Json]:
-    found: dict[str, Json] = {}
+    tokens: dict[str, Json] = {}
     for name in ("special_tokens_map.json", _TOKENIZER):
         for key in _SPECIAL_TOKENS:
-            value = files.read(name).get(key)
+            value = files.read_object(name).get(key)
             value = value.get("content") if isinstance(value, dict) else value
             if isinstance(value, str):
-                found[key] = value
-    return found
+                tokens[key] = value
+    return tokens

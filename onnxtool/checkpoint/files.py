@@ -80,16 +80,16 @@ class CheckpointFiles(ABC):
         """
         return self._content(name, read_text, "UTF-8")
 
-    def _content(self, name: str, read: Callable[[Path], _Content], form: str) -> _Content | None:
+    def _content(self, name: str, parse: Callable[[Path], _Content], form: str) -> _Content | None:
         path = self.locate(name)
         try:
-            return None if path is None else read(path)
+            return None if path is None else parse(path)
         except OSError as error:
             raise self.refuse(f"cannot read {path}: {error.strerror}", "check its permissions") from error
         except ValueError as error:
             raise self.malformed(name, f"not {form}: {error}") from None
 
-    def read(self, name: str) -> dict[str, Json]:
+    def read_object(self, name: str) -> dict[str, Json]:
         """Return the JSON object in the file `name`, or an empty one if it does not exist.
 
         Raises:

@@ -73,14 +73,14 @@ def hub_id(model_name: str, revision: str | None = None) -> tuple[str, str | Non
     Raises:
         CheckpointError: the URL does not lead to a model, or its revision differs from `revision`.
     """
-    found = _URL.fullmatch(model_name.strip())
-    if found is None:
+    url = _URL.fullmatch(model_name.strip())
+    if url is None:
         if "://" in model_name:
             raise CheckpointError(
                 f"{model_name} is not a model's address on huggingface.co", "pass a folder, or an id such as org/name"
             )
         return model_name, revision
-    page = _PAGE.fullmatch(re.split("[?#]", found["rest"])[0])
+    page = _PAGE.fullmatch(re.split("[?#]", url["rest"])[0])
     if page is None or page["id"].split("/")[0] in ("datasets", "spaces", "docs", "papers"):
         raise CheckpointError(f"{model_name} is not the page of a model", "pass an id such as org/name")
     if revision is not None and page["revision"] not in (None, revision):
@@ -192,9 +192,9 @@ class ModuleFiles(CheckpointFiles):
             OnnxtoolError: it is a link out of the checkpoint's folder.
         """
         if "/" not in name and name not in AT_THE_TOP and self.transformer_folder:
-            found = self.file_at(f"{self.transformer_folder}/{name}")
-            if found is not None:
-                return found
+            path = self.file_at(f"{self.transformer_folder}/{name}")
+            if path is not None:
+                return path
         return self.file_at(name)
 
     def inside(self, path: Path, folder: Path) -> Path:
@@ -312,9 +312,9 @@ def find_checkpoint_folder(
             return folder
     if embedded:
         return CheckpointFolder(model.path.with_suffix(""), padding=padding, embedded=embedded)
-    which = " that was written with its vocabulary" if VOCABULARY_KEY in model.metadata else ""
+    missing = " that was written with its vocabulary" if VOCABULARY_KEY in model.metadata else ""
     raise InputError(
-        f"no {' or '.join(needs)}{which} for {model.path}; looked in {', '.join(str(path) for path in tried)}",
+        f"no {' or '.join(needs)}{missing} for {model.path}; looked in {', '.join(str(path) for path in tried)}",
         "pass --model_name with the checkpoint's folder or its id on the hub",
     )
 
@@ -326,15 +326,15 @@ def _is_own(folder: CheckpointFolder, model: ModelFile) -> bool:
 
 
 def _candidates(model: ModelFile, path: Path) -> Iterator[Path]:
-    beside = path.parent
+    folder = path.parent
     if stamped := model.plain_name(FILES_KEY, "folder"):
-        yield beside / stamped
-    yield beside / path.stem
-    yield beside / _OPTIMIZED.sub("", path.stem)
+        yield folder / stamped
+    yield folder / path.stem
+    yield folder / _OPTIMIZED.sub("", path.stem)
     # The hub's layouts: everything in one folder, or the graph in a subfolder `onnx`.
-    yield beside
-    if beside.name == "onnx":
-        yield beside.parent
+    yield folder
+    if folder.name == "onnx":
+        yield folder.parent
 
 
 def _named_folder(model: ModelFile, model_name: str, needs: Sequence[str]) -> CheckpointFolder:
@@ -413,7 +413,7 @@ class Prompts:
             raise folder.malformed(ENCODER_NAME, f"its default prompt {default!r} is none of {', '.join(by_name)}")
         return cls(by_name, default)
 
-    def find(self, prompt: str | None, task: str | None = None) -> str:
+    def text_of(self, prompt: str | None, task: str | None = None) -> str:
         """Return the text of a prompt.
 
         Args:

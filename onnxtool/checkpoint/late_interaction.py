@@ -94,8 +94,8 @@ class QueryExpansion:
 
     def find_token(
         self,
-        find: Callable[[str], int | None],
-        usual: Sequence[str | None],
+        id_of: Callable[[str], int | None],
+        default_tokens: Sequence[str | None],
         files: CheckpointFiles,
         *,
         pads_left: bool,
@@ -103,8 +103,8 @@ class QueryExpansion:
         """Return the id of the token that is repeated.
 
         Args:
-            find: returns the id of a token; None for an unknown one.
-            usual: the mask token and the end-of-text token; None if the tokenizer has none.
+            id_of: returns the id of a token; None for an unknown one.
+            default_tokens: the mask token and the end-of-text token; None if the tokenizer has none.
             files: the checkpoint, for errors.
             pads_left: whether the tokenizer pads on the left.
 
@@ -121,14 +121,14 @@ class QueryExpansion:
                 f"{files.label} pads on the left and expands queries before their texts (query_expansion "
                 f"{'fixed, attend false' if self.is_exact else 'min'}), where {effect}"
             )
-        named = self.token if self.token is not None else next((token for token in usual if token is not None), None)
-        found = None if named is None else find(named)
-        if found is None:
+        named = next((token for token in (self.token, *default_tokens) if token is not None), None)
+        token_id = None if named is None else id_of(named)
+        if token_id is None:
             raise files.refuse(
                 f"{files.label} expands queries by "
                 + ("a mask token, and its tokenizer has none" if named is None else f"{named!r}, no token of its own"),
             )
-        return found
+        return token_id
 
 
 def as_multi_vector(modules: SentenceModules, files: CheckpointFiles) -> SentenceModules:
@@ -169,23 +169,23 @@ def _of_settings(modules: SentenceModules, files: CheckpointFiles) -> SentenceMo
 
 
 def _settings_of_transformer(encoder: Mapping[str, Json]) -> dict[str, Json]:
-    found = {
+    settings = {
         key: encoder[key]
         for key in _OF_TRANSFORMER
         if key in encoder and (encoder[key] is not None or key == "query_expansion")
     }
-    if "query_expansion" in found or not any(key in encoder for key in _PYLATE_KEYS):
-        return found
+    if "query_expansion" in settings or not any(key in encoder for key in _PYLATE_KEYS):
+        return settings
     if encoder.get("do_query_expansion") is False:
-        return {**found, "query_expansion": None}
+        return {**settings, "query_expansion": None}
     attend = encoder.get("attend_to_expansion_tokens", encoder.get("attend_to_mask_tokens"))
-    length = found.pop("query_length", None) or _USUAL_LENGTH
-    return {**found, "query_expansion": {"strategy": "fixed", "attend": bool(attend), "length": length}}
+    length = settings.pop("query_length", None) or _USUAL_LENGTH
+    return {**settings, "query_expansion": {"strategy": "fixed", "attend": bool(attend), "length": length}}
 
 
 def _of_stanford(files: CheckpointFiles) -> SentenceModules:
     """Describe a checkpoint of Stanford's ColBERT from its artifact.metadata, or by defaults if that is missing."""
-    metadata = files.read(METADATA_NAME)
+    metadata = files.read_object(METADATA_NAME)
     markers = zip(_ROLES, ("query_token_id", "doc_token_id"), ("[unused0]", "[unused1]"), strict=True)
     prompts = {
         role: (_text(files, METADATA_NAME, key, metadata.get(key)) or usual) + " " for role, key, usual in markers

@@ -105,7 +105,7 @@ def verified_limit(model: ModelFile) -> Limit | None:
 
 def reserved_positions(folder: CheckpointFolder | None) -> int:
     """Return the number of unused rows at the start of the position table."""
-    config = folder.read("config.json") if folder else {}
+    config = folder.read_object("config.json") if folder else {}
     if str(config.get("model_type")) not in _PADDED_POSITIONS:
         return 0
     pad_id = _integer(config, "pad_token_id")
@@ -133,10 +133,10 @@ def _sentence_limit(folder: CheckpointFolder, task: str) -> Iterator[Limit]:
 
 
 def _deduced_limits(model: ModelFile, folder: CheckpointFolder) -> Iterator[Limit]:
-    tokens = _integer(folder.read("tokenizer_config.json"), "model_max_length")
+    tokens = _integer(folder.read_object("tokenizer_config.json"), "model_max_length")
     if tokens is not None and 0 < tokens < _UNLIMITED:
         yield Limit(tokens, "model_max_length of tokenizer_config.json")
-    config = folder.read("config.json")
+    config = folder.read_object("config.json")
     for key in ("max_position_embeddings", "n_positions"):
         tokens = _integer(config, key)
         if tokens is not None and tokens > 0:  # XLNet writes -1 for no limit
@@ -150,7 +150,7 @@ def batch_shapes(model: ModelFile) -> tuple[tuple[int, int], ...]:
     if not model.sizes or len(axes) != 2:
         return ()
     texts, tokens = (str(axis) if axis else f"input_ids[{place}]" for place, axis in enumerate(axes))
-    return tuple((one.sizes.get(texts, 1), one.sizes.get(tokens, 1)) for one in model.sizes)
+    return tuple((file.sizes.get(texts, 1), file.sizes.get(tokens, 1)) for file in model.sizes)
 
 
 def _shape_limit(model: ModelFile) -> Iterator[Limit]:

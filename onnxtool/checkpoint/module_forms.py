@@ -286,9 +286,10 @@ def stored_tensors(
     for name, shape in shapes.items():
         tensor = tensors.get(name)
         if tensor is None or tensor.shape != shape:
-            found = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
+            actual = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
             raise stored.files.refuse(
-                f"{name} in {stored.folder} of {stored.files.label} is {found}, and its config.json says {list(shape)}",
+                f"{name} in {stored.folder} of {stored.files.label} is {actual}, and config.json there says "
+                f"{list(shape)}",
                 "the folder mixes two models; take both from one",
             )
     return [tensors[name] for name in shapes]
@@ -302,10 +303,10 @@ def require_no_others(
     Raises:
         OnnxtoolError: there are some.
     """
-    others = sorted(tensors.keys() - set(known_names))
-    if others:
+    unused = sorted(tensors.keys() - set(known_names))
+    if unused:
         raise stored.files.refuse(
-            f"{stored.folder} of {stored.files.label} has weights that {stored.kind} does not use: {', '.join(others)}",
+            f"{stored.folder} of {stored.files.label} has weights that {stored.kind} does not use: {', '.join(unused)}",
             "the folder mixes two models, or its config.json was edited; take both from one",
         )
 

@@ -46,7 +46,11 @@ class TokenStates:
         """
         if WEIGHTED in modules.kinds[1:2]:
             # sentence-transformers skips this module unless the model returns all hidden states.
-            return _weighted(modules, files) if files.read("config.json").get("output_hidden_states") is True else None
+            return (
+                _weighted(modules, files)
+                if files.read_object("config.json").get("output_hidden_states") is True
+                else None
+            )
         config = as_object(modules.transformer.get("modality_config"))
         layer = stated_layer(as_object(config.get("message", config.get("text"))).get("method_output_name"))
         return None if layer is None else cls(layer)
@@ -83,8 +87,8 @@ def _weighted(modules: SentenceModules, files: CheckpointFiles) -> TokenStates:
     require_no_others(stored, tensors, ("layer_weights",))
     weights = tensors.get("layer_weights")
     if weights is None or weights.ndim != 1 or not np.isfinite(weights).all() or not weights.sum():
-        found = "missing" if weights is None else f"of shape {list(weights.shape)}, not finite, or of sum 0"
-        raise files.refuse(f"layer_weights in {stored.folder} of {files.label} is {found}; it is one for each layer")
+        problem = "missing" if weights is None else f"of shape {list(weights.shape)}, not finite, or of sum 0"
+        raise files.refuse(f"layer_weights in {stored.folder} of {files.label} is {problem}; it is one for each layer")
     return TokenStates(start, weights)
 
 

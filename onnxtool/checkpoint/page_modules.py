@@ -53,7 +53,7 @@ def require_known_pages(files: CheckpointFiles) -> tuple[str, dict[str, Json]]:
     """
     name = _processor_name(files)
     settings: dict[str, Json] = {
-        key: value for key, value in files.read(_NAME).items() if value is not None and key not in _HARMLESS
+        key: value for key, value in files.read_object(_NAME).items() if value is not None and key not in _HARMLESS
     }
     unknown = [f"{key} {value!r}" for key, value in settings.items() if key not in _PROCESSORS[name]]
     if unknown:
@@ -68,8 +68,8 @@ def require_known_pages(files: CheckpointFiles) -> tuple[str, dict[str, Json]]:
 def _processor_name(files: CheckpointFiles) -> str:
     """Return the processor class named in a checkpoint."""
     # Processors without other settings were saved without a separate file. If none is named, the model decides.
-    names = {file: files.read(file).get("processor_class") for file in (_NAME, PROCESSOR_NAMES[0], _TOKENIZER)}
-    names["config.json"] = _OF_MODELS.get(str(files.read("config.json").get("model_type")))
+    names = {file: files.read_object(file).get("processor_class") for file in (_NAME, PROCESSOR_NAMES[0], _TOKENIZER)}
+    names["config.json"] = _OF_MODELS.get(str(files.read_object("config.json").get("model_type")))
     file, name = next(((file, name) for file, name in names.items() if name is not None), (_NAME, None))
     if not isinstance(name, str) or name not in _PROCESSORS:
         raise files.refuse(
@@ -85,7 +85,7 @@ def page_limit(files: CheckpointFiles) -> Limit | None:
     modules = SentenceModules.of(files)
     if not modules.modules:
         return None
-    own, of_tokenizer = modules.max_sequence_length, positive(files.read(_TOKENIZER).get("model_max_length"))
+    own, of_tokenizer = modules.max_sequence_length, positive(files.read_object(_TOKENIZER).get("model_max_length"))
     if own is not None:
         return Limit(own, f"max_seq_length of {modules.transformer_file}")
     return None if of_tokenizer is None else Limit(of_tokenizer, f"model_max_length of {_TOKENIZER}")

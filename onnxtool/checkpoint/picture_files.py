@@ -110,9 +110,9 @@ def find_pictures(place: Path) -> tuple[PictureInput, ...]:
     try:
         if place.is_dir():
             inside = sorted(path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
-            found = tuple(PictureInput(path, path.name) for path in inside if not path.name.startswith("."))
+            pictures = tuple(PictureInput(path, path.name) for path in inside if not path.name.startswith("."))
         elif place.suffix.lower() in LISTS:
-            found = tuple(_listed(place))
+            pictures = tuple(_listed(place))
         else:
             raise InputError(
                 f"{place} is neither a folder nor a list of images",
@@ -122,9 +122,9 @@ def find_pictures(place: Path) -> tuple[PictureInput, ...]:
         raise InputError(f"no such input file: {place}", "check --input") from None
     except OSError as error:
         raise InputError(f"cannot read {place}: {error.strerror}", "check --input") from error
-    if not found:
+    if not pictures:
         raise InputError(f"{place} has no images", f"images have these suffixes: {', '.join(SUFFIXES)}")
-    return found
+    return pictures
 
 
 def _listed(place: Path) -> Iterator[PictureInput]:

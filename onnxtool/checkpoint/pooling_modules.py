@@ -88,31 +88,31 @@ class Pooling(PoolingModule):
 
     def build(self, build: Builder, value: Value, mask: Value, pooled: Value | None = None) -> Value:
         """Append each mode, and their concatenation."""
-        real = over = build.cast(mask)
+        real = counted = build.cast(mask)
         states = build.cast(value)
         leaves_out = pooled is not None and not self.includes_prompt
         if leaves_out:
-            over = build.op("Mul", real, build.cast(pooled))
-        made = []
+            counted = build.op("Mul", real, build.cast(pooled))
+        pooled_states = []
         for mode in self._rows:
-            read, weights = states, over
+            states_of_mode, weights = states, counted
             if mode.is_weighted:
-                weights = build.op("Mul", build_places(build, real), over)
+                weights = build.op("Mul", build_places(build, real), counted)
             elif leaves_out and mode is _FIRST:
-                weights = build.op("Add", real, over)
+                weights = build.op("Add", real, counted)
             elif leaves_out and mode is _LAST:  # zeros if nothing is pooled
-                read = build.op("Mul", states, build.as_weights(over))
-            made.append(mode.build(build, read, weights))
-        return made[0] if len(made) == 1 else build.op("Concat", *made, axis=1)
+                states_of_mode = build.op("Mul", states, build.as_weights(counted))
+            pooled_states.append(mode.build(build, states_of_mode, weights))
+        return pooled_states[0] if len(pooled_states) == 1 else build.op("Concat", *pooled_states, axis=1)
 
     def reference(self, torch: Any, value: Any, mask: Any, pooled: Any = None) -> Any:
         """Compute each mode, and concatenate."""
-        over = mask if pooled is None or self.includes_prompt else mask * pooled
-        made = []
+        counted = mask if pooled is None or self.includes_prompt else mask * pooled
+        pooled_states = []
         for mode in self._rows:
-            weights = places_in_torch(torch, mask) * over if mode.is_weighted else over
-            made.append(mode.reference(torch, value, mask + over if mode is _FIRST else weights))
-        return torch.cat(made, dim=1)
+            weights = places_in_torch(torch, mask) * counted if mode.is_weighted else counted
+            pooled_states.append(mode.reference(torch, value, mask + counted if mode is _FIRST else weights))
+        return torch.cat(pooled_states, dim=1)
 
     @property
     def _rows(self) -> list[PoolingMode]:
@@ -172,11 +172,11 @@ class Dense(PoolingModule):
         shapes: dict[str, tuple[Json, ...]] = {"linear.weight": (rows, columns)}
         shapes |= {"linear.bias": (rows,)} if settings.get("bias", True) else {}
         shapes |= {"residual.weight": (rows, columns)} if has_residual else {}
-        read = dict(zip(shapes, stored_tensors(stored, tensors, shapes), strict=True))
-        weight, residual = read["linear.weight"], read.get("residual.weight")
+        weights = dict(zip(shapes, stored_tensors(stored, tensors, shapes), strict=True))
+        weight, residual = weights["linear.weight"], weights.get("residual.weight")
         if settings.get("use_residual") is True and not has_residual:  # the input is added unchanged
             residual = np.eye(len(weight), dtype=np.float32)
-        return cls(stored.folder or "projection", weight, read.get("linear.bias"), activation, residual, on_tokens)
+        return cls(stored.folder or "projection", weight, weights.get("linear.bias"), activation, residual, on_tokens)
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
@@ -192,10 +192,10 @@ class Dense(PoolingModule):
         matrix, bias = weights[0], weights[1:]
         if self.on_tokens:  # [B, S, W], which Gemm does not take
             product = build.op("MatMul", value, build.weight(matrix.T, f"{self.name}.{name}.weight"))
-            added = [build.weight(one, f"{self.name}.{name}.bias") for one in bias]
+            added = [build.weight(vector, f"{self.name}.{name}.bias") for vector in bias]
             return build.op("Add", product, *added) if added else product
         factors = [build.weight(matrix, f"{self.name}.{name}.weight")]
-        factors += [build.weight(one, f"{self.name}.{name}.bias") for one in bias]
+        factors += [build.weight(vector, f"{self.name}.{name}.bias") for vector in bias]
         return build.op("Gemm", value, *factors, transB=1)
 
     def reference(self, torch: Any, value: Any, mask: Any) -> Any:
@@ -445,9 +445,9 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
         )
     for place, module in enumerate(stored):
         if place != num_before and works_on_tokens(module) != (place < num_before):
-            where = "before its" if place < num_before else "behind its"
+            side = "before its" if place < num_before else "behind its"
             raise files.refuse(
-                f"{files.label} computes {module.kind} {where} {first.__name__}, on "
+                f"{files.label} computes {module.kind} {side} {first.__name__}, on "
                 f"{VECTOR if place < num_before else TOKENS}; onnxtool computes modules of tokens before it, and of "
                 "vectors behind it"
             )
@@ -480,10 +480,13 @@ def _read_of_vectors(
     stored: Sequence[StoredModule], modules: SentenceModules, source: str
 ) -> tuple[PoolingModule, ...]:
     """Read modules of vectors, behind a `source` of them."""
-    others = [m.kind for m in stored if m.kind not in _CLASSES or _CLASSES[m.kind].pools_tokens or works_on_tokens(m)]
-    if others:
+    unsupported = [
+        m.kind for m in stored if m.kind not in _CLASSES or _CLASSES[m.kind].pools_tokens or works_on_tokens(m)
+    ]
+    if unsupported:
         raise modules.modules[0].files.refuse(
-            f"{modules.modules[0].files.label} computes {', '.join(others)} behind {source}, which onnxtool does not"
+            f"{modules.modules[0].files.label} computes {', '.join(unsupported)} behind {source}, which onnxtool does "
+            "not"
         )
     return _read_all(stored, modules, _ENCODER_MODULES[Pooling])
 
@@ -494,12 +497,12 @@ def _read_all(
     """Read modules, followed by the one that comes from an encoder setting."""
     for module in stored:
         require_known_keys(module, _CLASSES[module.kind].keys)
-    read = tuple(_CLASSES[module.kind].read(module) for module in stored)
+    computed = tuple(_CLASSES[module.kind].read(module) for module in stored)
     key, last = of_encoder
     if modules.encoder.get(key) is None:
-        return read
+        return computed
     files = modules.modules[0].files
-    return (*read, last.read(StoredModule(last.__name__, "", modules.encoder, files)))
+    return (*computed, last.read(StoredModule(last.__name__, "", modules.encoder, files)))
 
 
 def truncated(modules: tuple[PoolingModule, ...], dimensions: int) -> tuple[PoolingModule, ...]:
@@ -549,14 +552,14 @@ def works_on_tokens(stored: StoredModule) -> bool:
     Raises:
         OnnxtoolError: it reads or writes anything else.
     """
-    given = stored.settings.get("module_input_name") or VECTOR
-    made = stored.settings.get("module_output_name") or given
-    if made != given or given not in (TOKENS, VECTOR):
+    input_name = stored.settings.get("module_input_name") or VECTOR
+    output_name = stored.settings.get("module_output_name") or input_name
+    if output_name != input_name or input_name not in (TOKENS, VECTOR):
         raise stored.files.refuse(
-            f"{stored.kind} of {stored.files.label} makes {made} of {given}; onnxtool computes modules that replace "
-            f"{TOKENS} or {VECTOR}"
+            f"{stored.kind} of {stored.files.label} makes {output_name} of {input_name}; onnxtool computes modules "
+            f"that replace {TOKENS} or {VECTOR}"
         )
-    return given == TOKENS
+    return input_name == TOKENS
 
 
 def normalize(vectors: Floats) -> Floats:

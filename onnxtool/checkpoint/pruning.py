@@ -61,13 +61,15 @@ class Pruning:
             OptionError: as for `of`.
             InputError: the rule is for others.
         """
-        found = cls.of(text)
-        if kind != ("token_vectors" if found.is_of_tokens else "terms"):
-            what = "vectors of tokens (late interaction)" if found.is_of_tokens else "term weights (sparse encoders)"
-            raise InputError(f"--prune {text} is for {what}, and the model gives {kind}", "leave it out")
-        if found.is_of_tokens and task == "query":
+        pruning = cls.of(text)
+        if kind != ("token_vectors" if pruning.is_of_tokens else "terms"):
+            vectors = (
+                "vectors of tokens (late interaction)" if pruning.is_of_tokens else "term weights (sparse encoders)"
+            )
+            raise InputError(f"--prune {text} is for {vectors}, and the model gives {kind}", "leave it out")
+        if pruning.is_of_tokens and task == "query":
             raise InputError(f"--prune {text} merges tokens of documents, and these are queries", "leave it out")
-        return found
+        return pruning
 
     @classmethod
     def in_graph(cls, text: str) -> Pruning:
@@ -76,13 +78,13 @@ class Pruning:
         Raises:
             OptionError: it cannot.
         """
-        found = cls.of(text)
-        if found.rule not in _IN_GRAPH:
+        pruning = cls.of(text)
+        if pruning.rule not in _IN_GRAPH:
             raise OptionError(
-                f"no graph computes {found.rule}, which would cost more than the encoder's head",
-                f"pass --prune {found} to infer, encode and evaluate, or one of {', '.join(_IN_GRAPH)}",
+                f"no graph computes {pruning.rule}, which would cost more than the encoder's head",
+                f"pass --prune {pruning} to infer, encode and evaluate, or one of {', '.join(_IN_GRAPH)}",
             )
-        return found
+        return pruning
 
     @classmethod
     def of_model(cls, model: ModelFile) -> Pruning | None:
@@ -167,19 +169,19 @@ class Pruning:
 
         A rounding error may move a term across the threshold; weights that this rule cannot give are infinite.
         """
-        found = pruned.astype(np.float64)
-        is_kept = found != 0
-        sizes = np.where(is_kept, np.abs(found), np.inf)
+        nearest = pruned.astype(np.float64)
+        is_kept = nearest != 0
+        sizes = np.where(is_kept, np.abs(nearest), np.inf)
         if self.rule in COUNTS:
             counts = is_kept.sum(axis=1, keepdims=True)
             least = np.where(counts < self.number, 0.0, sizes.min(axis=1, keepdims=True))
-            found[(counts > self.number)[:, 0]] = np.inf
+            nearest[(counts > self.number)[:, 0]] = np.inf
         else:
             number = np.float32(self.number)
             largest = pruned.astype(np.float32).max(axis=1, keepdims=True)
             least = number * largest if self.rule == "max_ratio" else np.full_like(largest, number)
-            found[is_kept & (found < least * (1 - np.finfo(pruned.dtype).eps))] = np.inf
-        return np.where(is_kept, found, np.clip(weights, -least, least))
+            nearest[is_kept & (nearest < least * (1 - np.finfo(pruned.dtype).eps))] = np.inf
+        return np.where(is_kept, nearest, np.clip(weights, -least, least))
 
     def pool(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """Merge the token vectors of a document, float32 [S, W], to about one `pool_factor`-th: [S', W].

@@ -150,15 +150,17 @@ class VectorType:
 
     def describe(self, width: int) -> dict[str, Json]:
         """Describe the storage of vectors of W = `width` numbers as JSON."""
-        found: dict[str, Json] = {"as": self.name, "dtype": str(self.dtype), "dimensions": width}
+        description: dict[str, Json] = {"as": self.name, "dtype": str(self.dtype), "dimensions": width}
         if self.ranges is not None:
-            found["ranges"] = numbers_of(self.ranges)
+            description["ranges"] = numbers_of(self.ranges)
             offset = f" - {_ZERO_OF_INT8}" if self.name == "int8" else ""
-            found["code"] = f"clip(floor((x - ranges[0]) / ((ranges[1] - ranges[0]) / {_STEPS})), 0, {_STEPS}){offset}"
+            description["code"] = (
+                f"clip(floor((x - ranges[0]) / ((ranges[1] - ranges[0]) / {_STEPS})), 0, {_STEPS}){offset}"
+            )
         if self.name in BITS:
             offset = f", less {_ZERO_OF_INT8}" if self.name == "binary" else ""
-            found["code"] = f"x > 0, eight numbers a byte, the first in the highest bit{offset}"
-        return found
+            description["code"] = f"x > 0, eight numbers a byte, the first in the highest bit{offset}"
+        return description
 
 
 @checked
@@ -178,12 +180,12 @@ def restore_vectors(
     Raises:
         InputError: the vectors do not match the type, or ranges are missing, superfluous or malformed.
     """
-    found = None if ranges is None else given_ranges(ranges)
+    checked_ranges = None if ranges is None else given_ranges(ranges)
     try:
         array = np.asarray(stored)
     except ValueError:  # rows of different lengths
         raise InputError("vectors have different lengths", "pass rows of one length") from None
-    return VectorType.of(vectors_as, found).restore(array)
+    return VectorType.of(vectors_as, checked_ranges).restore(array)
 
 
 def _starts_and_steps(ranges: Ranges) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -216,13 +218,13 @@ def check_ranges(ranges: object, label: str) -> Ranges:
     if array.ndim != 2 or array.shape[0] != 2 or not array.shape[1]:
         raise _bad_ranges(label, f"has the shape {list(array.shape)}, not [2, numbers of a vector]")
     with np.errstate(over="ignore"):
-        found = array.astype(np.float32)
-        span = found[1] - found[0]
-    if not np.isfinite(found).all() or not np.isfinite(span).all():
+        converted = array.astype(np.float32)
+        span = converted[1] - converted[0]
+    if not np.isfinite(converted).all() or not np.isfinite(span).all():
         raise _bad_ranges(label, "has a number that is not finite in float32")
     if (span < 0).any():
         raise _bad_ranges(label, f"has a minimum above its maximum, in column {int(np.argmin(span))}")
-    return found
+    return converted
 
 
 def _bad_ranges(label: str, reason: str) -> InputError:
@@ -270,21 +272,21 @@ def read_ranges(path: Path) -> Ranges:
     try:
         if path.suffix == ".json":
             return _of_manifest(read_json(path), path)
-        found = load_array(path)
+        array = load_array(path)
     except OSError as error:
         raise InputError(f"cannot read the ranges {path}: {error.strerror or error}", "check --ranges") from None
     except ValueError as error:
         raise _bad_ranges(str(path), f"is not an array of numbers: {first_line(error)}") from None
-    return check_ranges(found, str(path))
+    return check_ranges(array, str(path))
 
 
 def _of_manifest(content: Json, path: Path) -> Ranges:
-    found: Any = content
+    entry: Any = content
     for key in ("identity", "vectors", "ranges"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    if found is None:
+        entry = entry.get(key) if isinstance(entry, Mapping) else None
+    if entry is None:
         raise _bad_ranges(str(path), "is not the manifest of a corpus whose vectors have ranges")
-    return check_ranges(found, f"the ranges in {path}")
+    return check_ranges(entry, f"the ranges in {path}")
 
 
 def numbers_of(array: NDArray[np.float32]) -> Json:

@@ -27,7 +27,7 @@ def score_function(files: ModuleFiles, *, is_single: bool, ranks: bool = False) 
     stated = stated_activation(files)
     if stated is not None:
         return "Softmax" if stated in _SOFTMAX else activation_name(stated) or stated
-    problem = files.read("config.json").get("problem_type")
+    problem = files.read_object("config.json").get("problem_type")
     if ranks or any(True for _ in _stated(files)):
         return "Sigmoid" if is_single else "Identity"
     if problem == "regression":
@@ -45,7 +45,7 @@ def stated_activation(files: ModuleFiles) -> str | None:
 
 def _stated(files: ModuleFiles) -> Iterator[Json]:
     """Yield the activations that CrossEncoder reads, in its order; nothing for a checkpoint that it did not save."""
-    modules, config = files.sentence_modules, files.read("config.json")
+    modules, config = files.sentence_modules, files.read_object("config.json")
     if modules.modules and modules.encoder_class == _CLASS:
         yield modules.encoder.get("activation_fn")
     own = as_object(config.get("sentence_transformers"))

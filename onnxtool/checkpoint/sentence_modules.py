@@ -119,9 +119,9 @@ class SentenceModules:
         folder = _transformer_folder(modules)
         # As in 6.2, the first file with content decides. An exported model has them at the top level.
         names = [*(f"{folder}/{name}" for name in TRANSFORMER_NAMES if folder), *TRANSFORMER_NAMES]
-        transformer_file = next((name for name in names if files.read(name)), "")
-        settings = files.read(transformer_file) if transformer_file else {}
-        encoder = files.read(ENCODER_NAME)
+        transformer_file = next((name for name in names if files.read_object(name)), "")
+        settings = files.read_object(transformer_file) if transformer_file else {}
+        encoder = files.read_object(ENCODER_NAME)
         return cls(modules, encoder, settings, transformer_file, query, routes=routes, route_of=route_of)
 
     @property
@@ -142,7 +142,7 @@ class SentenceModules:
             OnnxtoolError: a file is malformed.
         """
         if not self.modules:
-            return _STANFORD in as_list(files.read("config.json").get("architectures"))
+            return _STANFORD in as_list(files.read_object("config.json").get("architectures"))
         if self.encoder_class not in ("", "SentenceTransformer"):
             return self.encoder_class in (MULTI_VECTOR, PYLATE)
         # PyLate does not always name its class.
@@ -154,7 +154,7 @@ class SentenceModules:
         """The kinds of the modules, in their order."""
         return tuple(module.kind for module in self.modules)
 
-    def find(self, kind: str) -> StoredModule | None:
+    def first_of(self, kind: str) -> StoredModule | None:
         """Return the first module of a kind; None if there is none."""
         return next((module for module in self.modules if module.kind == kind), None)
 
@@ -262,7 +262,7 @@ def _read_routes(
         return modules, None, (), {}
     before, router, behind = modules[:place], modules[place], modules[place + 1 :]
     name = router.file(ROUTER_NAME)
-    settings: Mapping[str, Json] = files.read(name)
+    settings: Mapping[str, Json] = files.read_object(name)
     if not settings and router.folder:  # as Asym wrote it
         settings, name = router.settings, router.file("config.json")
     types = as_object(settings.get("types"))
@@ -277,15 +277,15 @@ def _read_routes(
         document = _documents_of_lookup(routes, as_object(settings.get("parameters")))
         if document and not before:
             return (*document, *behind), routes["query"][0], (), {}
-    looked_up = {route for route, found in routes.items() if [module.kind for module in found] == [SPARSE_STATIC]}
-    found = {task: _route_of(task, tuple(routes), as_object(settings.get("parameters"))) for task in _TASKS}
-    route_of = {task: route for task, route in found.items() if route in routes and route not in looked_up}
+    looked_up = {route for route, members in routes.items() if [module.kind for module in members] == [SPARSE_STATIC]}
+    stated_routes = {task: _route_of(task, tuple(routes), as_object(settings.get("parameters"))) for task in _TASKS}
+    route_of = {task: route for task, route in stated_routes.items() if route in routes and route not in looked_up}
     if chosen is None:
         return modules, None, tuple(routes), route_of
     if chosen not in routes or chosen in looked_up:
-        others = ", ".join(route for route in routes if route not in looked_up)
-        why = "has no model: its texts are looked up" if chosen in looked_up else "is none of the checkpoint's"
-        raise files.refuse(f"the route {chosen!r} of {files.label} {why}", f"choose one of {others or 'none'}")
+        available = ", ".join(route for route in routes if route not in looked_up)
+        problem = "has no model: its texts are looked up" if chosen in looked_up else "is none of the checkpoint's"
+        raise files.refuse(f"the route {chosen!r} of {files.label} {problem}", f"choose one of {available or 'none'}")
     return (*before, *routes[chosen], *behind), None, (), route_of
 
 
@@ -327,13 +327,13 @@ def _read_modules(files: CheckpointFiles) -> tuple[StoredModule, ...]:
 
 def _stored(files: CheckpointFiles, kind: Json, folder: Json, name: str) -> StoredModule:
     if not isinstance(kind, str) or not isinstance(folder, str) or not stays_inside(folder):
-        found = {"type": kind, "path": folder}
-        raise files.malformed(name, f"a module without a type, or with a path outside the folder: {found}")
+        entry = {"type": kind, "path": folder}
+        raise files.malformed(name, f"a module without a type, or with a path outside the folder: {entry}")
     folder = "" if folder == "." else folder  # as model2vec writes the checkpoint's own
     package, _, class_name = kind.rpartition(".")
     is_known = package.partition(".")[0] in _PACKAGES
     # The transformer's folder is often the checkpoint's, where config.json belongs to the model.
-    settings = files.read(f"{folder}/config.json") if folder else {}
+    settings = files.read_object(f"{folder}/config.json") if folder else {}
     return StoredModule(class_name if is_known else kind, folder, settings, files)
 
 

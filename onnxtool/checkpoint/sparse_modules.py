@@ -146,7 +146,7 @@ class SparseAutoEncoder(PoolingModule):
         """Read weights and k; SparseEncoder's own configuration overrides k."""
         settings, tensors = stored.settings, stored.files.read_tensors(stored.folder)
         width, latents = settings.get("input_dim"), settings.get("hidden_dim", 512)
-        k = stored.files.read(ENCODER_NAME).get("max_active_dims") or settings.get("k", 8)
+        k = stored.files.read_object(ENCODER_NAME).get("max_active_dims") or settings.get("k", 8)
         # Encoder and decoder share the weight, and safetensors stores it under the alphabetically first name.
         tied = [name for name in ("encoder.weight", "decoder.linear.weight") if name in tensors] or ["encoder.weight"]
         if not np.array_equal(tensors.get(tied[0], ()), tensors.get(tied[-1], ())):

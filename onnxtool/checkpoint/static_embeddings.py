@@ -50,11 +50,11 @@ class SparseStaticEmbedding:
         by_token = table_files(stored)
         weights = _weights_by_token(stored) if by_token else files.read_tensors(stored.folder).get("weight")
         if weights is None or weights.ndim != 1 or not np.isfinite(weights).all():
-            found = "missing" if weights is None else f"of shape {list(weights.shape)}, or not finite"
+            problem = "missing" if weights is None else f"of shape {list(weights.shape)}, or not finite"
             raise files.refuse(
-                f"weight in {stored.folder} of {files.label} is {found}; it must have one number for each token"
+                f"weight in {stored.folder} of {files.label} is {problem}; it must have one number for each token"
             )
-        return cls(weights, positive(files.read(stored.file(TOKENIZER_CONFIG)).get("model_max_length")))
+        return cls(weights, positive(files.read_object(stored.file(TOKENIZER_CONFIG)).get("model_max_length")))
 
     def apply(self, ids: Sequence[int]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Return the terms of a query with nonzero weight, ascending, and their weights, from its token ids."""
@@ -83,13 +83,13 @@ def table_files(stored: StoredModule) -> tuple[str, ...]:
         return ()
     if not stays_inside(stated):
         raise stored.files.malformed(stored.file("config.json"), f"its path leaves the folder: {stated}")
-    beside = stored.file(stated)
-    return (beside if stored.files.locate(beside) is not None else stated,)
+    module_file = stored.file(stated)
+    return (module_file if stored.files.locate(module_file) is not None else stated,)
 
 
 def _weights_by_token(stored: StoredModule) -> NDArray[np.float32]:
     (name,) = table_files(stored)
-    stated, tokens = stored.files.read(name), _vocabulary(stored)
+    stated, tokens = stored.files.read_object(name), _vocabulary(stored)
     unknown = [token for token in stated if token not in tokens]
     numbers = list(stated.values())
     if not stated or unknown or not all(map(is_number, numbers)):
@@ -136,17 +136,17 @@ def read_vectors(stored: StoredModule) -> NDArray[np.float32]:
     vectors, rows, weights = tensors.get("embedding.weight"), None, None
     if vectors is None:
         vectors, rows, weights = tensors.get("embeddings"), integers.get("mapping"), tensors.get("weights")
-    where = f"{stored.file(MODULE_WEIGHTS)} of {files.label}"
+    place = f"{stored.file(MODULE_WEIGHTS)} of {files.label}"
     if vectors is None or vectors.ndim != 2 or not vectors.size or not np.isfinite(vectors).all():
-        found = "missing" if vectors is None else f"of shape {list(vectors.shape)}, or not finite"
-        raise files.refuse(f"embedding.weight in {where} is {found}; it must have one vector for each token")
+        problem = "missing" if vectors is None else f"of shape {list(vectors.shape)}, or not finite"
+        raise files.refuse(f"embedding.weight in {place} is {problem}; it must have one vector for each token")
     if rows is not None:
         if rows.ndim != 1 or not rows.size or rows.min() < 0 or rows.max() >= len(vectors):
-            raise files.refuse(f"mapping in {where} is of shape {list(rows.shape)}, or names rows that do not exist")
+            raise files.refuse(f"mapping in {place} is of shape {list(rows.shape)}, or names rows that do not exist")
         vectors = vectors[rows]
     if weights is not None:
         if weights.shape != (len(vectors),) or not np.isfinite(weights).all():
-            raise files.refuse(f"weights in {where} is of shape {list(weights.shape)}, or not finite")
+            raise files.refuse(f"weights in {place} is of shape {list(weights.shape)}, or not finite")
         vectors = vectors * weights[:, None]
     return np.ascontiguousarray(vectors)
 
@@ -157,7 +157,7 @@ def require_same_tokens(stored: StoredModule, files: CheckpointFiles) -> None:
     Raises:
         OnnxtoolError: it does, or it has no tokenizer.json.
     """
-    query, document = files.read(stored.file(TOKENIZER_NAME)), files.read(TOKENIZER_NAME)
+    query, document = files.read_object(stored.file(TOKENIZER_NAME)), files.read_object(TOKENIZER_NAME)
     if not query or any(query.get(key) != document.get(key) for key in _TOKENIZATION):
         raise files.refuse(
             f"queries and documents of {files.label} have tokenizers that differ ({stored.file(TOKENIZER_NAME)}), "

@@ -84,16 +84,16 @@ def documents_of_collection(folder: object, names: Collection[str]) -> str | Non
     Raises:
         InputError: there are judgements, but no documents or several document files.
     """
-    beside = [name for name in names if is_beside_documents(name)]
-    found = sorted(name for name in names if name.removesuffix(".gz") in CORPORA)
-    if len(found) > 1 and beside:
-        raise InputError(f"{folder} has its documents twice: {', '.join(found)}", "leave one of them there")
-    if not found and any(name.lower().startswith("qrels") for name in beside):
+    queries_or_judgements = [name for name in names if is_beside_documents(name)]
+    documents = sorted(name for name in names if name.removesuffix(".gz") in CORPORA)
+    if len(documents) > 1 and queries_or_judgements:
+        raise InputError(f"{folder} has its documents twice: {', '.join(documents)}", "leave one of them there")
+    if not documents and any(name.lower().startswith("qrels") for name in queries_or_judgements):
         raise InputError(
-            f"{folder} is a test collection, with {', '.join(sorted(beside))}, and has no documents",
+            f"{folder} is a test collection, with {', '.join(sorted(queries_or_judgements))}, and has no documents",
             f"pass one file of it, or call its documents {CORPORA[0]}",
         )
-    return found[0] if beside and found else None
+    return documents[0] if queries_or_judgements and documents else None
 
 
 def read_texts(path: StrPath) -> tuple[TextInput, ...]:
@@ -115,7 +115,7 @@ def iterate_texts(path: Path) -> Iterator[TextInput]:
     """
     if path != STDIN and path.is_dir():
         try:
-            documents = documents_of_collection(path, [one.name for one in path.iterdir()])
+            documents = documents_of_collection(path, [entry.name for entry in path.iterdir()])
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
         if documents is None:
@@ -254,10 +254,10 @@ def named_text(entry: dict[str, Json], *, is_query: bool = False) -> TextInput:
     return TextInput(contents, str(name), query)
 
 
-def _lacks(what: str, named: str, entry: dict[str, Json], name: str | None = None) -> LineError:
+def _lacks(field: str, names: str, entry: dict[str, Json], name: str | None = None) -> LineError:
     """Say what a line lacks; the fields that it has follow a colon, since they differ from line to line."""
     fields = some(list(entry), _MOST_FIELDS) or "none"
-    return LineError(f"has no {what}: {named}, and the line's fields are {fields}", f"see {FIELDS_PAGE}", name)
+    return LineError(f"has no {field}: {names}, and the line's fields are {fields}", f"see {FIELDS_PAGE}", name)
 
 
 def _beir_text(entry: dict[str, Json]) -> Json:

@@ -68,7 +68,7 @@ class MultiVectorMask(PoolingModule):
         if (task or _DOCUMENT) in self.tasks:
             counted = [token_id not in skipped_ids for token_id in ids]
         if task != "query" and self.kept_ids:
-            counted = [one and token_id in self.kept_ids for one, token_id in zip(counted, ids, strict=True)]
+            counted = [counts and token_id in self.kept_ids for counts, token_id in zip(counted, ids, strict=True)]
         return tuple(counted)
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
@@ -154,15 +154,15 @@ def read_token_modules(modules: SentenceModules) -> tuple[PoolingModule, ...]:
             f"{files.label} has the modules {', '.join(modules.kinds)}, and onnxtool computes late interaction of a "
             f"transformer, with {', '.join(_CLASSES)} behind it"
         )
-    read = []
+    computed = []
     for module in modules.modules[1:]:
         require_known_keys(module, _CLASSES[module.kind].keys)
         if module.kind == Normalize.__name__ and not works_on_tokens(module):
             continue  # there is no text vector to scale
         if module.kind == Dense.__name__ and not works_on_tokens(module):
             raise files.refuse(f"{module.folder} of {files.label} projects a text's vector, but there is none")
-        read.append(_CLASSES[module.kind].read(module))
-    return tuple(read)
+        computed.append(_CLASSES[module.kind].read(module))
+    return tuple(computed)
 
 
 def read_mask(modules: SentenceModules) -> MultiVectorMask | None:

@@ -71,7 +71,7 @@ class TextTokenizer:
         self._is_plain = require_harmless(content, self._unreadable)
         with tokenizer_errors(self._unreadable):
             self._tokenizer = Tokenizer.from_str(content)
-        self._config = {**folder.read("tokenizer_config.json"), **(effective.settings if effective else {})}
+        self._config = {**folder.read_object("tokenizer_config.json"), **(effective.settings if effective else {})}
         self._pad_id, self._pad_segment_id, self._pad_side = self._padding()
         cut = (self._tokenizer.truncation or {}) if folder.embedded else {}
         self._cut_side = _side(self._config, "truncation_side", cut.get("direction", "right"))
@@ -175,12 +175,12 @@ class TextTokenizer:
     def unknown_ids(self) -> frozenset[int]:
         """The id of the unknown token; empty if the tokenizer has none."""
         token = self.named_token("unk_token")
-        found = None if token is None else self._tokenizer.token_to_id(token)
-        return frozenset(() if found is None else (found,))
+        token_id = None if token is None else self._tokenizer.token_to_id(token)
+        return frozenset(() if token_id is None else (token_id,))
 
     def named_token(self, name: str) -> str | None:
         """Return a token by its role, such as `bos_token`; None if the checkpoint names none."""
-        return stated_token(name, self._config, self._folder.read("special_tokens_map.json"))
+        return stated_token(name, self._config, self._folder.read_object("special_tokens_map.json"))
 
     def id_of(self, token: str) -> int | None:
         """Return the id of `token`, or None if there is no such token."""
@@ -242,12 +242,12 @@ class TextTokenizer:
         # Positions in a truncated tail would differ from positions in the text.
         whole = options.with_offsets and side == "left"
         parts = list(texts) if whole else [bounded(text, limit, side) for text in texts]
-        read = self._read(parts, options)
+        whole_texts = self._read(parts, options)
         for position, (text, part) in enumerate(zip(texts, parts, strict=True)):
             # The part read of a huge text may have too few tokens to determine the truncation.
-            if part is not text and min(map(len, read[position].parts)) < _ENOUGH * limit.tokens:
-                read[position] = self._read([text], options)[0]
-        return [text.cut(limit, side, keeps_first=options.keeps_first) for text in read]
+            if part is not text and min(map(len, whole_texts[position].parts)) < _ENOUGH * limit.tokens:
+                whole_texts[position] = self._read([text], options)[0]
+        return [text.cut(limit, side, keeps_first=options.keeps_first) for text in whole_texts]
 
     def encode_windows(
         self, texts: Sequence[Text], limit: Limit, overlap: int, options: ReadOptions = PLAIN
@@ -297,8 +297,8 @@ class TextTokenizer:
 
     def _read(self, texts: Sequence[Text], options: ReadOptions) -> list[WholeText]:
         with_offsets = options.with_offsets
-        read = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
-        call = partial(read, list(texts), add_special_tokens=self.adds_special and options.adds_special)
+        encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
+        call = partial(encode, list(texts), add_special_tokens=self.adds_special and options.adds_special)
         try:
             with tokenizer_errors(self._failing):
                 encodings = call() if self._is_plain else in_time(call, _MOST_SECONDS + _size(texts) / _SLOWEST)
@@ -337,7 +337,7 @@ class TextTokenizer:
         token_id = None if token is None else self._tokenizer.token_to_id(token)
         if token_id is None:
             # Any id will do as a last resort: the mask tells the model to ignore padding.
-            token_id = stored.get("pad_id", self._folder.read("config.json").get("pad_token_id") or 0)
+            token_id = stored.get("pad_id", self._folder.read_object("config.json").get("pad_token_id") or 0)
         return _index(token_id), _index(segment_id), side
 
 

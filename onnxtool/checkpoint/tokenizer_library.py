@@ -79,8 +79,8 @@ class EffectiveTokenizer:
             special_tokens: the content of special_tokens_map.json, which transformers uses more fully than readers do.
         """
         sides = {name: config.get(name, "right") for name in _SIDES}
-        found = {name: stated_token(name, config, special_tokens) for name in ROLES} | sides
-        return {name: value for name, value in self.settings.items() if found[name] != value}
+        stored = {name: stated_token(name, config, special_tokens) for name in ROLES} | sides
+        return {name: value for name, value in self.settings.items() if stored[name] != value}
 
 
 def lower_case(tokenizer: Tokenizer) -> None:
@@ -112,13 +112,15 @@ def prefix_tokens(
     """
     from tokenizers import AddedToken
 
-    found = []
+    added = []
     for prefix in prefixes:
-        known = (one for one in (prefix, *prefix.split(None, 1)[:1]) if one.strip() and one in vocabulary)
+        known = (
+            spelling for spelling in (prefix, *prefix.split(None, 1)[:1]) if spelling.strip() and spelling in vocabulary
+        )
         token = next(known, None)
         if token is not None and tokenize(token) != [token]:
-            found.append(AddedToken(token, normalized=False, special=True))
-    return found
+            added.append(AddedToken(token, normalized=False, special=True))
+    return added
 
 
 def read_file(

@@ -121,7 +121,7 @@ class Vocabulary:
             token["id"] = new(token["id"])
         return json.dumps(content, ensure_ascii=False, indent=2)
 
-    def find(self, tokens: Collection[str]) -> set[int]:
+    def ids_of(self, tokens: Collection[str]) -> set[int]:
         """Return the ids of tokens.
 
         Raises:
@@ -151,15 +151,15 @@ def _renumber_rules(content: Mapping[str, Any], new: Renumber) -> dict[str, Any]
 
 def _renumber_processor(rule: Any, new: Renumber) -> Any:
     if isinstance(rule, list):
-        return [_renumber_processor(one, new) for one in rule]
+        return [_renumber_processor(part, new) for part in rule]
     if not isinstance(rule, dict):
         return rule
-    found = {key: _renumber_processor(value, new) for key, value in rule.items()}
+    renumbered = {key: _renumber_processor(value, new) for key, value in rule.items()}
     if isinstance(rule.get("ids"), list):
-        found["ids"] = [new(number) for number in rule["ids"]]
+        renumbered["ids"] = [new(number) for number in rule["ids"]]
     if rule.get("type") in ("BertProcessing", "RobertaProcessing"):
-        found |= {key: [rule[key][0], new(rule[key][1])] for key in ("sep", "cls")}
-    return found
+        renumbered |= {key: [rule[key][0], new(rule[key][1])] for key in ("sep", "cls")}
+    return renumbered
 
 
 def renumber_settings(value: Any, new: Renumber, size: int, *, is_id: bool = False) -> Any:
@@ -174,26 +174,26 @@ def renumber_settings(value: Any, new: Renumber, size: int, *, is_id: bool = Fal
         is_id: whether the numbers in it are token ids, as in added_tokens.json.
     """
     if isinstance(value, list):
-        return [renumber_settings(one, new, size, is_id=is_id) for one in value]
+        return [renumber_settings(part, new, size, is_id=is_id) for part in value]
     if isinstance(value, dict):
-        found = {
-            key: renumber_settings(one, new, size, is_id=is_id or bool(_OF_IDS.fullmatch(key)))
-            for key, one in value.items()
+        renumbered = {
+            key: renumber_settings(part, new, size, is_id=is_id or bool(_OF_IDS.fullmatch(key)))
+            for key, part in value.items()
         }
         if isinstance(by_id := value.get("added_tokens_decoder"), dict):
-            found["added_tokens_decoder"] = {
+            renumbered["added_tokens_decoder"] = {
                 str(place): token for number, token in by_id.items() if (place := new(int(number))) is not None
             }
-        return {**found, "vocab_size": size} if isinstance(value.get("vocab_size"), int) else found
+        return {**renumbered, "vocab_size": size} if isinstance(value.get("vocab_size"), int) else renumbered
     has_token = is_id and isinstance(value, int) and not isinstance(value, bool) and value >= 0  # -1 stands for none
     return new(value) if has_token else value
 
 
 def ids_in_settings(value: Any) -> set[int]:
     """Return the token ids in a settings file."""
-    found: dict[int, None] = {}
-    renumber_settings(value, lambda number: found.setdefault(number), 0)
-    return {*found}
+    ids: dict[int, None] = {}
+    renumber_settings(value, lambda number: ids.setdefault(number), 0)
+    return {*ids}
 
 
 def _refused(reason: str) -> InputError:

@@ -232,7 +232,7 @@ def _files(specification: TargetSpecification, root: Path) -> list[tuple[str, st
 
 def _texts(specification: TargetSpecification, limit: int | None) -> tuple[dict[str, list[str]], list[str]]:
     """Return the texts by role, and what could not be tried with them."""
-    limit, texts, notes, kind = specification.limit(limit), [*_TEXTS], list[str](), specification.use.kind
+    limit, texts, notes, kind = specification.limit(limit), [*_TEXTS], list[str](), specification.usage.kind
     most = specification.target.most_tokens or _MOST_WORDS
     is_pair = _question(specification) is not None
     if is_pair:
@@ -251,7 +251,7 @@ def _texts(specification: TargetSpecification, limit: int | None) -> tuple[dict[
 
 def _question(specification: TargetSpecification) -> str | None:
     """Return what pairs begin with; None for models of single texts: encoders, and classifiers with several labels."""
-    kind = specification.use.kind
+    kind = specification.usage.kind
     return _QUESTION if kind == VERDICTS or (kind == SCORES and specification.config.num_labels == 1) else None
 
 
@@ -265,7 +265,7 @@ def _ask(
     """
     target = specification.target
     asked, answers, runner = scratch / "job.json", scratch / "answers.json", _RUNNERS / target.runner
-    known = {"consumer": target.name, "graph": _graph(specification), "kind": specification.use.kind}
+    known = {"consumer": target.name, "graph": _graph(specification), "kind": specification.usage.kind}
     pooled = {"pooling": specification.pooling_name, "normalize": specification.scales}
     asked.write_text(json.dumps({**known, **pooled, **job}), encoding="utf-8")
     if runner.suffix == ".mjs":
@@ -295,7 +295,7 @@ def _in_pytorch(
     job: Job, specification: TargetSpecification, texts: Sequence[str], role: str, question: str | None
 ) -> Rows:
     """Return the checkpoint's answer to each text alone, in float32: a row, or a row for each token."""
-    kind, name = specification.use.kind, job.request.options.model_name
+    kind, name = specification.usage.kind, job.request.options.model_name
     if kind not in _SENTENCE_KINDS:
         return list(_logits(job, specification, texts, question))
     model = load_encoder(name, _SENTENCE_KINDS[kind])
@@ -336,7 +336,7 @@ def _compared(
         reason = f"{len(answer['rows'])} answers to {len(expected)} texts"
     elif "rows" in answer:
         found = [_as_rows(row, len(one)) for row, one in zip(answer["rows"], expected, strict=True)]
-        if specification.use.kind == INFERENCE_FREE:  # consumers leave the weights of special tokens out, or do not
+        if specification.usage.kind == INFERENCE_FREE:  # consumers leave the weights of special tokens out, or do not
             found, expected = ([_without(row, specification) for row in rows] for rows in (found, expected))
         sizes = [
             (one.shape, other.shape) for one, other in zip(found, expected, strict=True) if one.shape != other.shape
@@ -370,13 +370,13 @@ def _error(actual: Rows, expected: Rows, specification: TargetSpecification) -> 
     """Return the largest error of a text, as `Opened` states it; infinite where a number is not finite."""
     if not all(np.isfinite(row).all() for row in actual):
         return float("inf")
-    if specification.use.kind in (SCORES, VERDICTS, TAGS):
+    if specification.usage.kind in (SCORES, VERDICTS, TAGS):
         ours, theirs = (np.concatenate([np.atleast_2d(row) for row in rows]) for rows in (actual, expected))
         spread = Spread.of([theirs])
         if spread is not None:
             return 1 - spread.measure(ours, theirs, TOLERANCES["fp32"]).cosine
     pairs = list(zip(actual, expected, strict=True))
-    if specification.use.kind == DENSE and not specification.scales:
+    if specification.usage.kind == DENSE and not specification.scales:
         lengths = np.array([np.linalg.norm(row) for row in actual])
         if np.abs(lengths - 1).max() < _SCALED:  # several consumers scale all vectors; their notes say so
             pairs = [(row, other / np.linalg.norm(other)) for row, other in pairs]

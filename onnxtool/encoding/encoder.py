@@ -198,7 +198,7 @@ def _chosen(model: CorpusModel, options: VectorOptions, shard_format: ShardForma
     return {
         **asdict(shard_format),
         "keep_special": options.keep_special,
-        "prompt": model.prompts.find(options.prompt, plan.task) if isinstance(model, LoadedModel) else None,
+        "prompt": model.prompts.text_of(options.prompt, plan.task) if isinstance(model, LoadedModel) else None,
         **{name: value for name, value in optional.items() if value not in (None, "", [])},
         "shard_size": options.shard_size,
         "split_bytes": options.split_bytes,

@@ -161,7 +161,7 @@ def _start(
     read = [text for _, texts in found for text in texts]
     rows = window.documents
     if plan.long.way == "window" and isinstance(model, LoadedModel):
-        num_before = len(model.prompts.find(plan.prompt, plan.task))
+        num_before = len(model.prompts.text_of(plan.prompt, plan.task))
         rows = tuple(chain.from_iterable(passages(document, texts, num_before) for document, texts in found))
         read = [replace(text, offsets=None) for text in read]  # most of what a token takes in memory
     # Longest first, so that the last batches of the corpus, when workers run dry, are short.

@@ -28,7 +28,7 @@ TASKS: Mapping[Any, str] = {
 
 
 @dataclass(frozen=True)
-class Adapter:
+class PeftAdapter:
     """The adapter in a checkpoint.
 
     Attributes:
@@ -41,7 +41,7 @@ class Adapter:
     stored: Mapping[str, StoredTensor]
 
     @classmethod
-    def find(cls, source: Source) -> Adapter:
+    def find(cls, source: Source) -> PeftAdapter:
         """Return the adapter of a checkpoint that has one.
 
         Raises:
@@ -89,13 +89,13 @@ class Adapter:
     def num_labels(self, model: Any) -> int | None:
         """Return the number of labels of the adapter's own head, if the model was created with a different number."""
         state, count = model.state_dict(), getattr(model.config, "num_labels", None)
-        found = {
+        sizes = {
             tensor.shape[0]
             for name, tensor in self.stored.items()
             if name in state and tensor.shape != tuple(state[name].shape)
             if tensor.shape[1:] == tuple(state[name].shape[1:]) and state[name].shape[0] == count
         }
-        return found.pop() if len(found) == 1 else None
+        return sizes.pop() if len(sizes) == 1 else None
 
     def inject(self, model: Any) -> Any:
         """Return PEFT's model, which adds the adapter to the layers of `model`, in place.

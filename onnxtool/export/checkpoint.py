@@ -31,7 +31,7 @@ from onnxtool.checkpoint.tokenizer_guard import panics_as_exceptions, require_ha
 from onnxtool.checkpoint.tokenizer_library import lower_case, prefix_tokens
 from onnxtool.errors import CheckpointError, ProviderError, first_line, some
 from onnxtool.export.adapters import TASKS as ADAPTER_TASKS
-from onnxtool.export.adapters import Adapter
+from onnxtool.export.adapters import PeftAdapter
 from onnxtool.export.source import Source, has_vocabulary, missing_packages, reason
 from onnxtool.export.weights import (
     FLOAT_CHECKPOINT,
@@ -81,7 +81,7 @@ class Checkpoint:
     config: Any
     architecture: str
     task: str
-    adapter: Adapter | None = None
+    adapter: PeftAdapter | None = None
     initialized: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -99,7 +99,7 @@ class Checkpoint:
         source.require_transformer()
         if source.weights.is_local:  # quick, by names only; weights on the hub are fetched once everything is checked
             weight_files(source.weights)
-        config, adapter = load_config(source.weights), Adapter.find(source) if source.adapter else None
+        config, adapter = load_config(source.weights), PeftAdapter.find(source) if source.adapter else None
         require_known_quantizer(config, source)
         named = getattr(config, "architectures", None) or []
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
@@ -174,10 +174,10 @@ class Checkpoint:
         modules = self.source.sentence_modules
         stored = [module for module in (*modules.modules, modules.query) if module is not None and module.folder]
         names = [module.file(name) for module in stored for name in (MODULE_WEIGHTS, MODULE_PICKLE)]
-        found = dict.fromkeys(path for path in map(self.source.locate, (*names, *M3_FILES)) if path is not None)
+        module_files = dict.fromkeys(path for path in map(self.source.locate, (*names, *M3_FILES)) if path is not None)
         adapter = () if self.adapter is None else (self.adapter.file,)
         digest = hashlib.sha256()
-        for path in dict.fromkeys((*self.weight_files, *adapter, *found)):
+        for path in dict.fromkeys((*self.weight_files, *adapter, *module_files)):
             digest.update(_digest(path).digest())
         return digest.hexdigest()
 
@@ -195,7 +195,7 @@ class Checkpoint:
         """The base's config.json as modified by its adapter: the architecture, and the labels of its head."""
         labels = {str(label): name for label, name in self.config.id2label.items()}
         head = {"id2label": labels, "label2id": dict(self.config.label2id)} if self.task in _WITH_LABELS else {}
-        return {**self.source.read("config.json"), "architectures": [self.architecture], **head}
+        return {**self.source.read_object("config.json"), "architectures": [self.architecture], **head}
 
     @property
     def quantizer(self) -> str:
@@ -235,8 +235,8 @@ class Checkpoint:
         if self.source.sentence_modules.lower_cases and hasattr(tokenizer, "backend_tokenizer"):
             lower_case(tokenizer.backend_tokenizer)
         prefixes = self.source.sentence_modules.prefixes
-        if prefixes and (found := prefix_tokens(prefixes, tokenizer.get_vocab(), tokenizer.tokenize)):
-            tokenizer.add_special_tokens({"additional_special_tokens": found}, replace_extra_special_tokens=False)
+        if prefixes and (tokens := prefix_tokens(prefixes, tokenizer.get_vocab(), tokenizer.tokenize)):
+            tokenizer.add_special_tokens({"additional_special_tokens": tokens}, replace_extra_special_tokens=False)
         return tokenizer
 
     def require_sound_tokenizer(self) -> None:
@@ -415,7 +415,8 @@ class Checkpoint:
                 "the folder mixes two models, or its config was edited; take both from one",
             )
         mismatched = sorted(
-            f"{name} (weights {list(found)}, config {list(wanted)})" for name, found, wanted in info["mismatched_keys"]
+            f"{name} (weights {list(stored)}, config {list(wanted)})"
+            for name, stored, wanted in info["mismatched_keys"]
         )
         if mismatched:
             raise CheckpointError(
@@ -474,15 +475,15 @@ def load_config(source: Source) -> Any:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    _require_counts(source, source.read("config.json"))
+    _require_counts(source, source.read_object("config.json"))
     try:
         with quiet():
             return AutoConfig.from_pretrained(source.model_name, **source.arguments)
     except ValueError as error:
-        model_type = source.read("config.json").get("model_type")
+        model_type = source.read_object("config.json").get("model_type")
         if isinstance(model_type, str) and model_type in CONFIG_MAPPING_NAMES:
             raise source.unreadable(error) from error
-        if source.read("config.json").get("auto_map") and not source.trust_remote_code:
+        if source.read_object("config.json").get("auto_map") and not source.trust_remote_code:
             raise CheckpointError(
                 f"{source.model_name} is a model with its own code (auto_map in config.json), which was not run",
                 "read that code, and pass --trust_remote_code if you trust it",
@@ -589,8 +590,8 @@ def base_architecture(config: Any) -> str:
 
 def candidates(config: Any) -> str:
     """List the tasks that a configuration can be used for, with their classes."""
-    found = [(task.name, architectures(task, config.model_type)) for task in TASKS]
-    return ", ".join(f"{task} ({names[0]})" for task, names in found if names) or "none that onnxtool knows"
+    classes = [(task.name, architectures(task, config.model_type)) for task in TASKS]
+    return ", ".join(f"{task} ({names[0]})" for task, names in classes if names) or "none that onnxtool knows"
 
 
 def task_of_architecture(model_type: str, architecture: str) -> str:
@@ -606,8 +607,8 @@ def architectures(task: Task, model_type: str) -> tuple[str, ...]:
     names: list[str] = []
     for auto_class in task.auto_classes:
         # Private, but the only list of what exists; it has names only, so nothing is imported. transformers 5.23.
-        found = getattr(transformers, auto_class)._model_mapping._model_mapping.get(model_type, ())  # noqa: SLF001
-        names += [found] if isinstance(found, str) else found
+        mapped = getattr(transformers, auto_class)._model_mapping._model_mapping.get(model_type, ())  # noqa: SLF001
+        names += [mapped] if isinstance(mapped, str) else mapped
     return tuple(names)
 
 

@@ -93,11 +93,11 @@ def put_tokenizer(core: ModelFile, staging: Staging, files: Path, options: Expor
                 f"{core.stated_task} is a task of single texts, and --tokenizer {options.tokenizer} reads pairs",
                 "pass --tokenizer in_graph",
             )
-        before = Prompts.of(folder).find(options.prompt)
+        prompt = Prompts.of(folder).text_of(options.prompt)
         limit = text_limit(core, folder, core.stated_task)
         most_tokens = LONGEST if limit is None else limit.tokens
         tokenizer = open_tokenizer(folder)
-        rules, frame = _read(core, tokenizer, most_tokens, before, is_pair=is_pair)
+        rules, frame = _read(core, tokenizer, most_tokens, prompt, is_pair=is_pair)
         model = load_model(core.path)
         former = {str(value.name): value.dtype or ir.DataType.INT64 for value in model.graph.inputs}
         front = build_front(rules, frame, former, default_opset(model.graph.opset_imports))
@@ -114,7 +114,7 @@ def put_tokenizer(core: ModelFile, staging: Staging, files: Path, options: Expor
                 check_same_outputs(written, core, content)
             except SessionError as error:  # of no exporter: another one would not help
                 raise InputError(error.message, error.hint) from error
-        stated = TextInput(frame.names, tuple(former), before, frame.most_tokens, num_texts, differences)
+        stated = TextInput(frame.names, tuple(former), prompt, frame.most_tokens, num_texts, differences)
         written.stamp({**stated.entry, EMBEDDED_KEY: pack(tokenizer.content)})
     return written
 
@@ -159,12 +159,14 @@ def _require_plain(core: ModelFile, folder: CheckpointFolder) -> None:
     """
     task, opset = core.stated_task, default_opset(core.structure.opsets)
     reason = ""
-    others = sorted(info.name for info in core.structure.inputs if info.name not in GIVEN or "int" not in info.dtype)
+    extra_inputs = sorted(
+        info.name for info in core.structure.inputs if info.name not in GIVEN or "int" not in info.dtype
+    )
     of_tokens = [
-        info.name for info in core.structure.outputs if not all(isinstance(one, int) for one in info.shape[1:])
+        info.name for info in core.structure.outputs if not all(isinstance(size, int) for size in info.shape[1:])
     ]
-    if others:
-        reason = f"takes {', '.join(others)} as well"
+    if extra_inputs:
+        reason = f"takes {', '.join(extra_inputs)} as well"
     elif of_tokens or task == LATE_INTERACTION:
         reason = f"gives {', '.join(of_tokens) or 'a vector'} for each token, and who reads it does not see the tokens"
     elif core.metadata.get(PADDING_KEY) == NO_PADDING:
@@ -214,17 +216,17 @@ def proof_texts(tokenizer: TextTokenizer, limit: int) -> list[str]:
 
 def _characters() -> Iterator[str]:
     """Yield texts with each character that Unicode has, between letters."""
-    every = map(chr, (*range(1, 0xD800), *range(0xE000, 0x110000)))
-    assigned = [one for one in every if unicodedata.category(one) not in ("Cn", "Co")]
+    characters = map(chr, (*range(1, 0xD800), *range(0xE000, 0x110000)))
+    assigned = [character for character in characters if unicodedata.category(character) not in ("Cn", "Co")]
     for start in range(0, len(assigned), _CHARACTERS_A_TEXT):
-        yield " ".join(f"a{one}b" for one in assigned[start : start + _CHARACTERS_A_TEXT])
+        yield " ".join(f"a{character}b" for character in assigned[start : start + _CHARACTERS_A_TEXT])
 
 
 def _patterns() -> Iterator[str]:
     """Yield all short texts over one character of each kind, several in one text apart from each other."""
-    every = ["".join(kinds) for size in range(1, _LONGEST_OF_KINDS + 1) for kinds in product(_KINDS, repeat=size)]
-    for start in range(0, len(every), _CHARACTERS_A_TEXT):
-        yield "|".join(every[start : start + _CHARACTERS_A_TEXT])
+    texts = ["".join(kinds) for size in range(1, _LONGEST_OF_KINDS + 1) for kinds in product(_KINDS, repeat=size)]
+    for start in range(0, len(texts), _CHARACTERS_A_TEXT):
+        yield "|".join(texts[start : start + _CHARACTERS_A_TEXT])
 
 
 @dataclass(frozen=True)
@@ -263,8 +265,8 @@ class TextProof:
         same = [item for item in items if item not in differing]
         groups = [[], *([item] for item in same[::2]), *(draw.sample(same, size) for size in range(2, _A_BATCH + 1))]
         for group in groups:
-            if found := self._differences(group):
-                raise _differs(found[0], f"in a batch of {len(group)}")
+            if differing_texts := self._differences(group):
+                raise _differs(differing_texts[0], f"in a batch of {len(group)}")
         return len(whole), dict(sorted(kinds.items()))
 
     @cached_property
@@ -279,25 +281,25 @@ class TextProof:
 
     def _expected(self, items: Sequence[Text], limit: int) -> list[EncodedText]:
         before = self.frame.prompt
-        given = [before + item if isinstance(item, str) else (before + item[0], item[1]) for item in items]
-        return self.tokenizer.encode(given, Limit(limit, "the graph"))
+        prompted = [before + item if isinstance(item, str) else (before + item[0], item[1]) for item in items]
+        return self.tokenizer.encode(prompted, Limit(limit, "the graph"))
 
     def _differences(self, items: Sequence[Text]) -> list[Text]:
         """Return the texts of a batch whose ids, mask, types and so on differ from the tokenizer's."""
-        found = self._graph.run(items)
+        outputs = self._graph.run(items)
         if not items:
             return []
         encoded = self._expected(items, self.frame.most_tokens)
         arrays: dict[str, NDArray[Any]] = {
-            **self.tokenizer.pad([replace(one, num_prompt=self.frame.num_prompt) for one in encoded])
+            **self.tokenizer.pad([replace(text, num_prompt=self.frame.num_prompt) for text in encoded])
         }
         if self.core is not None:
             arrays = text_feeds(self.core, arrays)
         width = arrays[IDS].shape[1]
         same = np.ones(len(items), bool)
-        for name in arrays.keys() & found.keys():  # one text that differs may change the width of all
-            same &= (_to_width(found[name], width, left=self.frame.pads_left) == arrays[name]).all(axis=1)
-        if len(items) == 1 and found[IDS].shape[1] != width:
+        for name in arrays.keys() & outputs.keys():  # one text that differs may change the width of all
+            same &= (_to_width(outputs[name], width, left=self.frame.pads_left) == arrays[name]).all(axis=1)
+        if len(items) == 1 and outputs[IDS].shape[1] != width:
             same[:] = False
         return [item for item, is_same in zip(items, same, strict=True) if not is_same]
 
@@ -334,7 +336,7 @@ class TextProof:
     def _is_tie(self, item: Text) -> bool:
         """Return whether both readings of each word have the same score, as far as sums of float32 can tell."""
         (own,) = self._expected([item], _UNLIMITED)
-        found = self._unlimited.run([item])
+        outputs = self._unlimited.run([item])
 
         def words(row: Sequence[int]) -> list[Sequence[int]]:
             begins = [place for place, token in enumerate(row) if self.tokenizer.token(token).startswith(SPACE)]
@@ -348,7 +350,7 @@ class TextProof:
             rounding = max(map(len, readings)) * max(SCORE_STEP, float(np.finfo(np.float32).eps) * abs(sum(first)))
             return text == other and bool(abs(sum(first) - sum(second)) <= rounding)
 
-        rows = words(own.ids), words(found[IDS][0][found[MASK][0] > 0].tolist())
+        rows = words(own.ids), words(outputs[IDS][0][outputs[MASK][0] > 0].tolist())
         return len(rows[0]) == len(rows[1]) and all(map(are_same, *rows))
 
 

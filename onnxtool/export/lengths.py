@@ -148,8 +148,8 @@ class Lengths:
         """Return these lengths with a graph's thresholds added."""
         if self.work is None:
             return self
-        found = set().union(*find_turns(graph).values())
-        return replace(self, thresholds=(*self.thresholds, *sorted(size for size in found if size > _SHORTEST)))
+        sizes = set().union(*find_turns(graph).values())
+        return replace(self, thresholds=(*self.thresholds, *sorted(size for size in sizes if size > _SHORTEST)))
 
     @property
     def notes(self) -> tuple[str, ...]:

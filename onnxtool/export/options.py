@@ -225,20 +225,20 @@ class ExportOptions(Options):
                 f"--prompt {self.prompt!r} is for a tokenizer in the graph",
                 "pass --tokenizer in_graph with it, or pass the prompt to infer and encode",
             )
-        others = {"--tokenizer": self.reads_texts, "--precisions": self.precisions, "--sizes": self.sizes}
-        others["--target"] = not target.takes_any_graph
-        if self.adapters and (given := [name for name, value in others.items() if value]):
+        conflicts = {"--tokenizer": self.reads_texts, "--precisions": self.precisions, "--sizes": self.sizes}
+        conflicts["--target"] = not target.takes_any_graph
+        if self.adapters and (conflicting := [name for name, value in conflicts.items() if value]):
             raise OptionError(
-                f"--adapter makes further inputs, which nothing would feed with {' and '.join(given)}",
+                f"--adapter makes further inputs, which nothing would feed with {' and '.join(conflicting)}",
                 "leave one of them out, or export each adapter merged: --model_name ADAPTER",
             )
         if self.sizes:
             check_sizes(self.sizes)
         if self.sizes and (self.reads_texts or self.precisions or not target.takes_any_graph):
-            asked = "--tokenizer in_graph" if self.reads_texts else "--precisions" if self.precisions else ""
+            conflict = "--tokenizer in_graph" if self.reads_texts else "--precisions" if self.precisions else ""
             raise OptionError(
                 f"--sizes is for a graph that reads ids, in files of any name, and not for "
-                f"{asked or f'--target {self.target}'}",
+                f"{conflict or f'--target {self.target}'}",
                 "leave one of them out, or pass --sizes to onnxtool optimize",
             )
         if self.precisions and self.reads_texts:

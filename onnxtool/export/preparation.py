@@ -24,14 +24,14 @@ from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.decoding.encoder_decoder import EncoderDecoderPipeline, encoder_path
 from onnxtool.export.decoding.generation import GenerationPipeline
 from onnxtool.export.heads.choice import (
-    Choice,
+    HeadChoice,
     check_head,
     choose_head,
     choose_no_head,
     choose_side_head,
     expanding_token,
 )
-from onnxtool.export.heads.head import Head
+from onnxtool.export.heads.head import GraphHead
 from onnxtool.export.lengths import Lengths
 from onnxtool.export.modalities.finding import (
     Side,
@@ -52,7 +52,7 @@ from onnxtool.export.signature import Signature, detect_signature
 from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.source import Source
 from onnxtool.export.static import StaticCheckpoint
-from onnxtool.export.target_specification import TargetSpecification, specify, use_for
+from onnxtool.export.target_specification import TargetSpecification, specify, usage_for
 from onnxtool.export.targets import TARGETS, Target
 from onnxtool.export.tracing import attention_of
 from onnxtool.export.weights import FLOAT_CHECKPOINT, as_floats, is_quantized
@@ -71,7 +71,7 @@ ExportPipeline = SingleCallPipeline | GenerationPipeline | EncoderDecoderPipelin
 
 
 @dataclass(frozen=True)
-class Layout:
+class OutputPaths:
     """The output paths of an export.
 
     Attributes:
@@ -87,7 +87,7 @@ class Layout:
     stamp: str
 
 
-def layout(target: Target, output: Path | None, name: str) -> Layout:
+def output_paths(target: Target, output: Path | None, name: str) -> OutputPaths:
     """Return the output paths for an export of the model named `name`.
 
     Args:
@@ -100,7 +100,7 @@ def layout(target: Target, output: Path | None, name: str) -> Layout:
     """
     if target.takes_any_graph:
         graph = follow_link(output or Path("models") / f"{name}.onnx")
-        return Layout(graph.parent, graph, graph.parent / graph.stem, graph.stem)
+        return OutputPaths(graph.parent, graph, graph.parent / graph.stem, graph.stem)
     root = output or Path("models") / name
     graph = root / target.graph.format(name=name)
     if root.suffix == ".onnx":
@@ -108,7 +108,7 @@ def layout(target: Target, output: Path | None, name: str) -> Layout:
             f"{target.title} reads a folder with {graph.relative_to(root)} in it, and the output {root} is a file",
             f"pass --output {root.with_suffix('')}",
         )
-    return Layout(root, graph, root, "")
+    return OutputPaths(root, graph, root, "")
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Request:
     options: ExportOptions
     source: Source
     target: Target
-    paths: Layout
+    paths: OutputPaths
     stamps: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -146,14 +146,14 @@ class Request:
         target = TARGETS[options.target]
         if options.task not in _WITH_CACHE:
             check_head(options.head, options.task)
-        given = [f"--{name}" for name in ("keep_raw", "dimensions") if getattr(options, name)]
-        if not target.takes_any_graph and given:
+        overridden = [f"--{name}" for name in ("keep_raw", "dimensions") if getattr(options, name)]
+        if not target.takes_any_graph and overridden:
             raise TargetError(
-                f"the target {target.name} decides on what the graph gives, and {' and '.join(given)} was passed as "
-                "well",
+                f"the target {target.name} decides on what the graph gives, and {' and '.join(overridden)} was passed "
+                "as well",
                 "leave it out, or pass --target plain",
             )
-        paths = layout(target, options.output, source.name)
+        paths = output_paths(target, options.output, source.name)
         check_model_output(paths.graph, force=options.force)
         return cls(options, source, target, paths)
 
@@ -185,14 +185,14 @@ def find_requests(options: ExportOptions) -> tuple[Request, ...]:
     outputs |= {route: _other_path(graph, role) for route, role in routes.items() if route != first}
     requests = [Request.of(replace(options, route=route, output=output)) for route, output in outputs.items()]
     digest = hashlib.sha256()
-    for one in requests:
-        computed = [(module.kind, module.settings) for module in one.source.sentence_modules.modules]
-        content = [one.open().weights_sha256, computed, options.head, options.choices]
+    for request_of_route in requests:
+        computed = [(module.kind, module.settings) for module in request_of_route.source.sentence_modules.modules]
+        content = [request_of_route.open().weights_sha256, computed, options.head, options.choices]
         digest.update(json.dumps(content, sort_keys=True).encode())
     names = [output.name for output in outputs.values()]
     return tuple(
-        replace(one, stamps={PARTNER_KEY: name, PAIR_KEY: digest.hexdigest()})
-        for one, name in zip(requests, reversed(names), strict=True)
+        replace(request_of_route, stamps={PARTNER_KEY: name, PAIR_KEY: digest.hexdigest()})
+        for request_of_route, name in zip(requests, reversed(names), strict=True)
     )
 
 
@@ -227,9 +227,9 @@ class Models:
 
     def with_adapter(self, adapter: RuntimeAdapter) -> Models:
         """Return models whose references compute with one of the adapters."""
-        found = Models(self._request, self._checkpoint, self._states, None)
-        found._active = adapter
-        return found
+        adapted = Models(self._request, self._checkpoint, self._states, None)
+        adapted._active = adapter
+        return adapted
 
     def take(self, attention: str | None) -> Any:
         """Return a model that has not been traced, without keeping a reference to it."""
@@ -268,7 +268,7 @@ def _load(request: Request, checkpoint: Checkpoint, attention: str | None) -> An
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportPlan:
     """Decisions about a model's export.
 
     Attributes:
@@ -284,7 +284,7 @@ class Plan:
     task: str
     pipeline: ExportPipeline
     head_name: str = "logits"
-    head: Head | None = None
+    head: GraphHead | None = None
     specification: TargetSpecification | None = None
     states: TokenStates | None = None
     padding: str = ""
@@ -303,7 +303,7 @@ class Job:
     request: Request
     checkpoint: Checkpoint
     models: Models
-    plan: Plan
+    plan: ExportPlan
     tokenizer: Any
     lengths: Lengths
     stopwatch: Stopwatch
@@ -373,7 +373,7 @@ def prepare(request: Request) -> Job:
     return Job(request, checkpoint, models, plan, tokenizer, lengths, stopwatch)
 
 
-def _find_adapters(subject: _Subject, plan: Plan) -> tuple[RuntimeAdapter, ...]:
+def _find_adapters(subject: _Subject, plan: ExportPlan) -> tuple[RuntimeAdapter, ...]:
     request, checkpoint, names = subject.request, subject.checkpoint, subject.request.options.adapters
     if not names:
         return ()
@@ -409,21 +409,21 @@ def _choose_lengths(subject: _Subject) -> Lengths:
     return Lengths.of(subject.model, stated, requested=options.max_length, verified=options.verify)
 
 
-def _plan_with_cache(subject: _Subject) -> Plan:
+def _plan_with_cache(subject: _Subject) -> ExportPlan:
     """Plan for a model that generates step by step."""
     request, checkpoint = subject.request, subject.checkpoint
     if not request.target.takes_any_graph:
-        use_for(request.target, checkpoint.task)
+        usage_for(request.target, checkpoint.task)
     # Audio decoders are among transformers' sequence-to-sequence models.
     if not checkpoint.writes_from_encoder:
-        return Plan(TASK_WITH_CACHE, GenerationPipeline(subject.modality))
+        return ExportPlan(TASK_WITH_CACHE, GenerationPipeline(subject.modality))
     check_model_output(encoder_path(request.paths.graph), force=request.options.force)
     pipeline = EncoderDecoderPipeline.of(subject.model, subject.modality, is_verified=request.options.verify)
     if subject.text is None or not subject.text.batches({}):
-        return Plan(checkpoint.task, pipeline)
+        return ExportPlan(checkpoint.task, pipeline)
     tolerance = TOLERANCES[DTYPES[request.options.dtype]]
-    _, side, beside = choose_side(subject.model.get_encoder(), subject.text, None, tolerance)
-    return Plan(checkpoint.task, pipeline, padding=side, reasons=tuple(filter(None, [beside])))
+    _, side, note = choose_side(subject.model.get_encoder(), subject.text, None, tolerance)
+    return ExportPlan(checkpoint.task, pipeline, padding=side, reasons=tuple(filter(None, [note])))
 
 
 def _refuse_for_pictures(request: Request) -> None:
@@ -434,23 +434,23 @@ def _refuse_for_pictures(request: Request) -> None:
         )
 
 
-def _plan_single_call(subject: _Subject) -> Plan:
+def _plan_single_call(subject: _Subject) -> ExportPlan:
     """Plan for a model that answers in one call."""
     request, checkpoint, modality = subject.request, subject.checkpoint, subject.modality
     options = request.options
     signature = detect_signature(subject.model, modality)
-    side = beside = ""
+    side = padding_note = ""
     if isinstance(modality, TextInputs) and modality.batches(signature.sizes):
         tolerance = TOLERANCES[DTYPES[options.dtype]]
-        modality, side, beside = choose_side(subject.model, modality, signature.sequences, tolerance)
+        modality, side, padding_note = choose_side(subject.model, modality, signature.sequences, tolerance)
     specification = None
     if not request.target.takes_any_graph:
         specification = specify(request.target, checkpoint, signature, subject.tokenizer, options)
-        choice = Choice(specification.use.head, specification.head)
+        choice = HeadChoice(specification.usage.head, specification.head)
         signature, modality = specification.narrow(signature), specification.fed(modality)
     else:
         choice = _choose_head(subject, signature)
-    head, reasons = choice.head, tuple(filter(None, [choice.why, beside]))
+    head, reasons = choice.head, tuple(filter(None, [choice.why, padding_note]))
     states = _choose_states(subject, head, specification)
     if options.prune is not None:
         pruning = Pruning.in_graph(options.prune)
@@ -461,10 +461,10 @@ def _plan_single_call(subject: _Subject) -> Plan:
     attention = attention_of(subject.model)
     pipeline = SingleCallPipeline(modality, signature, head, options.keep_raw, specification, attention)
     task = checkpoint.task if head is None else head.task
-    return Plan(task, pipeline, choice.name, head, specification, states, side, reasons)
+    return ExportPlan(task, pipeline, choice.name, head, specification, states, side, reasons)
 
 
-def _choose_head(subject: _Subject, signature: Signature) -> Choice:
+def _choose_head(subject: _Subject, signature: Signature) -> HeadChoice:
     """Choose the head if the consumer does not, and add a note for the user."""
     options, source, side = subject.request.options, subject.request.source, subject.side
     if side is not None:
@@ -483,7 +483,7 @@ def _choose_head(subject: _Subject, signature: Signature) -> Choice:
     return replace(choice, head=choice.head.truncated(options.dimensions, signature))
 
 
-def _refuse_unused(subject: _Subject, plan: Plan) -> None:
+def _refuse_unused(subject: _Subject, plan: ExportPlan) -> None:
     """Refuse options that would have no effect."""
     head, specification = plan.head, plan.specification
     options, task = subject.request.options, subject.checkpoint.task
@@ -508,7 +508,7 @@ def _refuse_unused(subject: _Subject, plan: Plan) -> None:
 
 
 def _choose_states(
-    subject: _Subject, head: Head | None, specification: TargetSpecification | None
+    subject: _Subject, head: GraphHead | None, specification: TargetSpecification | None
 ) -> TokenStates | None:
     """Make the model return the states that an embedder pools, and return them; None for its last layer's.
 
@@ -533,7 +533,7 @@ def _choose_states(
     return states
 
 
-def _check_chat_template(subject: _Subject, plan: Plan) -> None:
+def _check_chat_template(subject: _Subject, plan: ExportPlan) -> None:
     """Render a few chats, and compare each with transformers' template and tokens.
 
     Raises:
@@ -557,7 +557,7 @@ def _check_chat_template(subject: _Subject, plan: Plan) -> None:
                 f"the chat template of {source.model_name} renders differently than in transformers: {ours[:200]!r} "
                 f"instead of {theirs[:200]!r}"
             )
-    if plan.specification is not None and plan.specification.use.after is not None:
+    if plan.specification is not None and plan.specification.usage.after is not None:
         raise TargetError(
             f"{source.model_name} puts texts into a chat template, and {subject.request.target.title} would run it on "
             "them as they are",

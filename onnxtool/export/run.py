@@ -41,7 +41,7 @@ from onnxtool.export.sidecar_files import (
 )
 from onnxtool.export.source import all_files
 from onnxtool.export.tracing import ExportStrategy
-from onnxtool.export.verification import ShorterError, Verifier, lengths_of
+from onnxtool.export.verification import ExportVerifier, ShorterError, lengths_of
 from onnxtool.export.weights import FLOAT_CHECKPOINT
 from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import (
@@ -138,9 +138,9 @@ def _require_comparable(first: ExportReport, second: ExportReport) -> None:
     """Refuse query and document vectors that cannot be compared."""
     shapes = [(report.outputs[0].name, report.outputs[0].shape[-1]) for report in (first, second)]
     if shapes[0] != shapes[1]:
-        found = " and ".join(f"{name} of {width}" for name, width in shapes)
+        vectors = " and ".join(f"{name} of {width}" for name, width in shapes)
         raise ExportError(
-            f"the routes of {first.source} give {found}, which cannot be compared", "export one of them with --route"
+            f"the routes of {first.source} give {vectors}, which cannot be compared", "export one of them with --route"
         )
 
 
@@ -149,7 +149,7 @@ def _export(request: Request, outputs: ExitStack) -> tuple[ExportReport, Path]:
     options = request.options
     job = prepare(request)
     _check_files(job)
-    verifier = Verifier(job)
+    verifier = ExportVerifier(job)
     failures: list[tuple[ExportStrategy, _Failure]] = []
     for strategy in job.plan.pipeline.strategies(options.exporter, verified=options.verify):
         if _has_longer_texts(failures, strategy):
@@ -164,7 +164,7 @@ def _export(request: Request, outputs: ExitStack) -> tuple[ExportReport, Path]:
         else:
             return _with_reasons(report, strategy, failures), graph
     shorter = _best_shorter(failures)
-    others = [row for row in failures if shorter is None or row[1] is not shorter[1]]
+    other_failures = [row for row in failures if shorter is None or row[1] is not shorter[1]]
     while shorter is not None:
         strategy, limit = shorter
         try:
@@ -172,7 +172,7 @@ def _export(request: Request, outputs: ExitStack) -> tuple[ExportReport, Path]:
         except ShorterError as error:  # below the maximum, previously untested thresholds are tried
             shorter = (strategy, error)
         else:
-            return _with_reasons(report, strategy, others), graph
+            return _with_reasons(report, strategy, other_failures), graph
     if not failures:
         raise ExportError(
             f"{options.exporter} cannot trace for the task {job.plan.task}", "leave --exporter out, or pass another one"
@@ -185,8 +185,8 @@ def _export(request: Request, outputs: ExitStack) -> tuple[ExportReport, Path]:
 
 def _best_shorter(failures: Sequence[tuple[ExportStrategy, _Failure]]) -> tuple[ExportStrategy, ShorterError] | None:
     """Return the strategy whose file works for the longest texts, the first in a tie; None if there is none."""
-    found = [(strategy, error) for strategy, error in failures if isinstance(error, ShorterError)]
-    return max(found, key=lambda row: row[1].longest, default=None)
+    shorter = [(strategy, error) for strategy, error in failures if isinstance(error, ShorterError)]
+    return max(shorter, key=lambda row: row[1].longest, default=None)
 
 
 def _has_longer_texts(failures: Sequence[tuple[ExportStrategy, _Failure]], strategy: ExportStrategy) -> bool:
@@ -235,16 +235,18 @@ def _plan_files(request: Request) -> WritePlan:
     names = dict.fromkeys((*SIDECAR_FILES, *(all_files() if source.is_local else ()), *module_files(source)))
     if source.route is not None:  # a route's files describe only its modules
         names.pop(ROUTER_NAME)
-    found = {name: file for name in names if (file := source.locate(name)) is not None}
-    existing = {name for name in found if (paths.files / name).is_file()}
-    same = {name for name in existing if filecmp.cmp(found[name], paths.files / name, shallow=False)}
+    sidecar_files = {name: file for name in names if (file := source.locate(name)) is not None}
+    existing = {name for name in sidecar_files if (paths.files / name).is_file()}
+    same = {name for name in existing if filecmp.cmp(sidecar_files[name], paths.files / name, shallow=False)}
     if existing > same and not options.force:
         raise OutputExistsError(
             f"{paths.files / min(existing - same)} already exists with different contents",
             "pass --force to replace it, or another --output",
         )
-    change = {name: "unchanged" if name in same else "replaced" if name in existing else "new" for name in found}
-    sidecars = (PlannedFile(str(paths.files / name), change[name]) for name in found)
+    change = {
+        name: "unchanged" if name in same else "replaced" if name in existing else "new" for name in sidecar_files
+    }
+    sidecars = (PlannedFile(str(paths.files / name), change[name]) for name in sidecar_files)
     notes = [f"other files that a tokenizer of {checkpoint.architecture} needs are also written"]
     if source.locate(TOKENIZER_NAME) is not None:
         notes.append(f"{TOKENIZER_NAME} is rewritten if transformers overrides it by the checkpoint's other files")
@@ -263,7 +265,9 @@ def _would_take_too_long(strategy: ExportStrategy, failures: Sequence[tuple[Expo
     )
 
 
-def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: ExitStack) -> tuple[ExportReport, Path]:
+def _export_by(
+    strategy: ExportStrategy, job: Job, verifier: ExportVerifier, outputs: ExitStack
+) -> tuple[ExportReport, Path]:
     """Trace, write, verify and stamp with one strategy; return the report and the staged graph."""
     options, specification, paths, stopwatch = (
         job.request.options,
@@ -301,13 +305,13 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
             own = sidecars if (sidecars / TOKENIZER_NAME).is_file() else paths.files
             files[0] = put_tokenizer(files[0], staging, own, options)
             stopwatch.lap("tokenizer")
-        found: tuple[SizeResult, ...] = ()
+        size_results: tuple[SizeResult, ...] = ()
         if options.sizes:
-            files[0], found = _write_sizes(job, strategy, verifier, files[0], staging, all_sizes)
+            files[0], size_results = _write_sizes(job, strategy, verifier, files[0], staging, all_sizes)
         if specification is not None:
             specification.pack(sidecars, files[0].path)
         outputs.push(output.pop_all())
-    report = _report(job, strategy, files[0], verifications[0], architecture, found)
+    report = _report(job, strategy, files[0], verifications[0], architecture, size_results)
     return replace(report, notes=(*report.notes, *notes)), files[0].path
 
 
@@ -315,8 +319,8 @@ def _finish_graphs(job: Job, strategy: ExportStrategy, traced: Sequence[ir.Model
     """Stamp all, give the first its target's form, and return the target's further graphs by file name."""
     graph, specification = traced[0], job.plan.specification
     described = {**_describe(job, strategy), **job.request.stamps}
-    for one, links in zip(traced, job.plan.pipeline.links(job.request.paths.graph), strict=True):
-        one.metadata_props.update({**described, **links})
+    for model, links in zip(traced, job.plan.pipeline.links(job.request.paths.graph), strict=True):
+        model.metadata_props.update({**described, **links})
     if job.models.adapters:
         open_inputs(graph.graph, job.models.adapters)
     opset = default_opset(graph.opset_imports)
@@ -368,7 +372,7 @@ def _write_sidecars(job: Job, staging: Staging) -> Path:
 
 
 def _verify_files(
-    job: Job, strategy: ExportStrategy, verifier: Verifier, files: Sequence[ModelFile]
+    job: Job, strategy: ExportStrategy, verifier: ExportVerifier, files: Sequence[ModelFile]
 ) -> tuple[list[Verification | None], list[str]]:
     """Compare each file, and each adapter, with PyTorch; return the figures, None without --verify, and notes."""
     if not job.request.options.verify:
@@ -385,7 +389,7 @@ def _verify_files(
 def _stamp_files(
     job: Job,
     strategy: ExportStrategy,
-    verifier: Verifier,
+    verifier: ExportVerifier,
     files: Sequence[ModelFile],
     verifications: Sequence[Verification | None],
     sidecars: Path,
@@ -404,7 +408,7 @@ def _stamp_files(
 def _write_sizes(
     job: Job,
     strategy: ExportStrategy,
-    verifier: Verifier,
+    verifier: ExportVerifier,
     file: ModelFile,
     staging: Staging,
     all_sizes: Mapping[str, dict[str, int]],
@@ -412,14 +416,14 @@ def _write_sizes(
     """Write a file for each of --sizes, each compared with PyTorch up to its own length."""
     from onnxtool.runtime.made_files import write_sizes
 
-    def check(made: ModelFile) -> None:
-        longest = min(filter(None, (job.lengths.longest, made.sizes[0].sizes.get(SEQUENCE))), default=None)
-        verifier.verify(made, strategy, replace(job.lengths, longest=longest))
+    def check(fixed_file: ModelFile) -> None:
+        longest = min(filter(None, (job.lengths.longest, fixed_file.sizes[0].sizes.get(SEQUENCE))), default=None)
+        verifier.verify(fixed_file, strategy, replace(job.lengths, longest=longest))
 
     place, is_checked = ExecutionProvider.parse(CPU), job.request.options.verify
-    found = write_sizes(file, staging, all_sizes, place if is_checked else None, check if is_checked else None)
+    written = write_sizes(file, staging, all_sizes, place if is_checked else None, check if is_checked else None)
     job.stopwatch.lap("sizes")
-    return found
+    return written
 
 
 def _report(
@@ -464,7 +468,7 @@ def _report(
 def _write_sidecar_files(job: Job, folder: Path) -> None:
     """Write the sidecar files to `folder`: the checkpoint's own, and the target's."""
     checkpoint, source, specification = job.checkpoint, job.request.source, job.plan.specification
-    with_weights = specification is not None and specification.use.after is None
+    with_weights = specification is not None and specification.usage.after is None
     write_sidecar_files(source, job.tokenizer, folder, job.request.paths.files, module_weights=with_weights)
     if source.base is not None:
         write_json(folder / "config.json", checkpoint.adapted_config)
@@ -526,9 +530,9 @@ def _encoder_of(decoder: Path) -> list[Path]:
 
 def _stamp_inputs(file: ModelFile, described: DescribedInputs) -> None:
     """Record a file's inputs, as far as they are the model's, and how long its texts were."""
-    found = InputStamp.of(file.structure.inputs, *described)
-    if found.inputs:
-        file.stamp({INPUTS_KEY: found.json})
+    stamp = InputStamp.of(file.structure.inputs, *described)
+    if stamp.inputs:
+        file.stamp({INPUTS_KEY: stamp.json})
 
 
 def _describe(job: Job, strategy: ExportStrategy) -> dict[str, str]:
@@ -561,7 +565,7 @@ def _describe(job: Job, strategy: ExportStrategy) -> dict[str, str]:
         "onnxtool.exporter": strategy.exporter.name,
         "onnxtool.attention": strategy.attention or "",
         "onnxtool.prompts": strategy.prompts,
-        "onnxtool.fixed_axes": ", ".join(f"{axis} {size}" for axis, size in strategy.fixed.items()),
+        "onnxtool.fixed_axes": strategy.fixed_axes,
         DTYPE_KEY: options.dtype,
         FILES_KEY: job.request.paths.stamp,
         PADDING_KEY: job.plan.padding,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.files import ADAPTER_NAME
 from onnxtool.checkpoint.folder import path_parts
 from onnxtool.errors import CheckpointError, ExportError, some
-from onnxtool.export.adapters import Adapter
+from onnxtool.export.adapters import PeftAdapter
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.source import Source
 from onnxtool.model_file.metadata import AdapterFile, is_plain_name
@@ -49,7 +49,7 @@ class RuntimeAdapter:
     """
 
     name: str
-    adapter: Adapter
+    adapter: PeftAdapter
     factors: Mapping[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
 
     def apply(self, model: Any) -> Any:
@@ -58,14 +58,14 @@ class RuntimeAdapter:
 
     def write(self, path: Path, graph: ir.Graph) -> AdapterFile:
         """Write its file, with values for the inputs of a graph."""
-        named = {f"{layer}.{name}": pair for layer, pair in self.factors.items() for name in _FACTORS}
+        factors = {f"{layer}.{name}": pair for layer, pair in self.factors.items() for name in _FACTORS}
         dtypes = {str(value.name): value.dtype.numpy() for value in graph.inputs if value.dtype is not None}
-        given = {
+        values = {
             name: np.ascontiguousarray(pair[name.endswith(_FACTORS[1])], dtypes[name])
-            for name, pair in named.items()
+            for name, pair in factors.items()
             if name in dtypes
         }
-        return AdapterFile(self.name, path.name, write_adapter(path, given))
+        return AdapterFile(self.name, path.name, write_adapter(path, values))
 
 
 def find_adapters(
@@ -89,8 +89,8 @@ def find_adapters(
             f"{base.model_name} is an adapter itself, which is merged, and --adapter was passed",
             "pass its base as --model_name, and both as --adapter",
         )
-    found: dict[str, RuntimeAdapter] = {}
-    own = base.read("config.json").get("lora_adaptations")
+    adapters: dict[str, RuntimeAdapter] = {}
+    own = base.read_object("config.json").get("lora_adaptations")
     for name in names:
         if isinstance(own, list) and name in own:
             raise CheckpointError(
@@ -98,7 +98,7 @@ def find_adapters(
                 "save it in PEFT's format, and pass its folder",
             )
         source = Source.find(name, trust_remote_code=base.trust_remote_code, allow_pickle=base.allow_pickle)
-        if source.name.casefold() in found or not is_plain_name(source.name):
+        if source.name.casefold() in adapters or not is_plain_name(source.name):
             raise ExportError(
                 f"--adapter {name} is named {source.name}, as is another one", "rename the folder of one of them"
             )
@@ -108,8 +108,8 @@ def find_adapters(
                 "pass the folder that PEFT's save_pretrained wrote",
             )
         _require_base(source, base, checkpoint)
-        found[source.name.casefold()] = _read(source, model, load())
-    return tuple(found.values())
+        adapters[source.name.casefold()] = _read(source, model, load())
+    return tuple(adapters.values())
 
 
 def _require_base(source: Source, base: Source, checkpoint: Checkpoint) -> None:
@@ -135,11 +135,11 @@ def _read(source: Source, base: Any, model: Any) -> RuntimeAdapter:
 
     if source.adapter.get("peft_type") != "LORA":
         raise _not_apart(source, f"is of the kind {source.adapter.get('peft_type')}, not LORA")
-    adapter = Adapter.find(source)
+    adapter = PeftAdapter.find(source)
     adapted = adapter.inject(model)
     ((key, settings),) = adapted.peft_config.items()
     inner, own = adapted.get_base_model(), base.state_dict()
-    factors, others = {}, set[str]()
+    factors, changed = {}, set[str]()
     for name, tensor in inner.state_dict().items():
         layer, is_first, _ = name.partition(f".lora_A.{key}.weight")
         plain = name.replace(".base_layer.", ".")
@@ -152,14 +152,14 @@ def _read(source: Source, base: Any, model: Any) -> RuntimeAdapter:
         elif not is_first and name.removesuffix(f".lora_B.{key}.weight") in factors:
             continue
         else:
-            others.add(plain)
+            changed.add(plain)
     usual = vars(type(settings)())
     if unknown := sorted(
         name for name, value in vars(settings).items() if name not in _ACCOUNTED and value and value != usual[name]
     ):
         reason = f"has the settings {', '.join(unknown)}, which change more than a product of two matrices"
-    elif others or own:
-        reason = f"changes more than linear layers: {some(sorted(others | own.keys()))}"
+    elif changed or own:
+        reason = f"changes more than linear layers: {some(sorted(changed | own.keys()))}"
     elif not factors:
         reason = "changes no layer"
     else:
@@ -184,7 +184,7 @@ def graft(model: Any, adapters: Sequence[RuntimeAdapter]) -> Any:
         for factor, shape in zip(_FACTORS, ((first, _TRACED_RANK), (_TRACED_RANK, second)), strict=True):
             values = torch.randn(shape, generator=numbers).to(layer.weight)
             layer.register_parameter(factor, torch.nn.Parameter(values, requires_grad=False))
-        layer.register_forward_hook(lambda layer, given, output: output + given[0] @ layer.lora_A @ layer.lora_B)
+        layer.register_forward_hook(lambda layer, inputs, output: output + inputs[0] @ layer.lora_A @ layer.lora_B)
     return model
 
 
@@ -196,10 +196,11 @@ def open_inputs(graph: ir.Graph, adapters: Sequence[RuntimeAdapter]) -> None:
     Raises:
         ExportError: the trace does more than multiply by a factor, or has no layer of an adapter.
     """
-    for one in adapters:
-        if not any(f"{name}.{_FACTORS[0]}" in graph.initializers for name in one.factors):
+    for adapter in adapters:
+        if not any(f"{name}.{_FACTORS[0]}" in graph.initializers for name in adapter.factors):
             raise ExportError(
-                f"the adapter {one.name} changes only layers that the outputs do not depend on: {some(one.factors)}",
+                f"the adapter {adapter.name} changes only layers that the outputs do not depend on: "
+                f"{some(adapter.factors)}",
                 "leave it out, or export another --task",
             )
     for name, (first, second) in _shapes(adapters).items():
@@ -225,4 +226,6 @@ def open_inputs(graph: ir.Graph, adapters: Sequence[RuntimeAdapter]) -> None:
 
 def _shapes(adapters: Sequence[RuntimeAdapter]) -> dict[str, tuple[int, int]]:
     """Return the numbers of inputs and outputs of each layer that any adapter changes."""
-    return {name: (len(first), second.shape[1]) for one in adapters for name, (first, second) in one.factors.items()}
+    return {
+        name: (len(first), second.shape[1]) for adapter in adapters for name, (first, second) in adapter.factors.items()
+    }

@@ -64,10 +64,10 @@ _BEGIN, _END = "<!-- onnxtool: files -->", "<!-- /onnxtool -->"
 
 def with_section(card: str, section: str) -> str:
     """Return the card with the section between our two marks, which is replaced if it is there; removed if empty."""
-    head, begin, rest = card.partition(_BEGIN)
-    tail = rest.partition(_END)[2] if begin else ""
-    ours = f"{_BEGIN}\n{section}\n{_END}\n" if section else ""
-    return f"{head.rstrip()}\n\n{ours}{tail.lstrip()}".rstrip() + "\n"
+    head, begin, after_begin = card.partition(_BEGIN)
+    tail = after_begin.partition(_END)[2] if begin else ""
+    marked = f"{_BEGIN}\n{section}\n{_END}\n" if section else ""
+    return f"{head.rstrip()}\n\n{marked}{tail.lstrip()}".rstrip() + "\n"
 
 
 def without_section(card: Path, output: Path) -> list[Path]:
@@ -75,10 +75,10 @@ def without_section(card: Path, output: Path) -> list[Path]:
     text = read_text(card) if card.is_file() else ""
     if _BEGIN not in text:
         return []
-    rest = with_section(text, "")
-    if rest.strip() in ("", f"# {card.parent.name}"):
+    remaining = with_section(text, "")
+    if remaining.strip() in ("", f"# {card.parent.name}"):
         return [card]
-    output.write_text(rest, encoding="utf-8")
+    output.write_text(remaining, encoding="utf-8")
     return []
 
 
@@ -114,20 +114,20 @@ def write_sidecar_files(
         derived |= {module.file("config.json"): {**module.settings, "include_prompt": False} for module in pooling}
     names = (*SIDECAR_FILES, *_tokenizer_files(source, tokenizer), *module_files(source, weights=module_weights))
     for name in dict.fromkeys(names):
-        found = source.locate(name)
+        path = source.locate(name)
         is_of_route = name in derived or (name == ROUTER_NAME and MODULES_NAME in derived)
-        if found is not None and not is_of_route and not _is_same_file(found, existing / name):
+        if path is not None and not is_of_route and not _is_same_file(path, existing / name):
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(found, target)
+            shutil.copyfile(path, target)
     for name, content in derived.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_json(folder / name, content)
     if modules.kinds[:1] != (STATIC,):  # sentence-transformers reads its tokenizer.json unchanged
         _write_effective(source, tokenizer, folder, existing)
-    found = source.locate(_VOCABULARY)
-    keeps_vocabulary = found is not None and _is_same_file(found, existing / _VOCABULARY)
-    if is_wordpiece(tokenizer) and not keeps_vocabulary and not _is_vocabulary(found, tokenizer):
+    path = source.locate(_VOCABULARY)
+    keeps_vocabulary = path is not None and _is_same_file(path, existing / _VOCABULARY)
+    if is_wordpiece(tokenizer) and not keeps_vocabulary and not _is_vocabulary(path, tokenizer):
         (folder / _VOCABULARY).write_text(wordpiece_vocabulary(tokenizer), encoding="utf-8")
 
 
@@ -147,8 +147,8 @@ def _write_effective(source: Source, tokenizer: Any, folder: Path, existing: Pat
             )
         (folder / TOKENIZER_NAME).write_text(effective.content, encoding="utf-8")
     if not keeps_files:
-        config = source.read(TOKENIZER_CONFIG)
-        missing = effective.missing(config, source.read("special_tokens_map.json"))
+        config = source.read_object(TOKENIZER_CONFIG)
+        missing = effective.missing(config, source.read_object("special_tokens_map.json"))
         if missing:
             write_json(folder / TOKENIZER_CONFIG, {**config, **missing})
 
@@ -208,7 +208,7 @@ def _tokenizer_files(source: Source, tokenizer: Any) -> tuple[str, ...]:
     """Return the files the loaded tokenizer is read from, plus those of the class that the checkpoint names."""
     if tokenizer is None:
         return ()
-    return (*files_of(tokenizer), *own_files(source, str(source.read("config.json").get("model_type"))))
+    return (*files_of(tokenizer), *own_files(source, str(source.read_object("config.json").get("model_type"))))
 
 
 def module_files(source: Source, *, weights: bool = False) -> tuple[str, ...]:

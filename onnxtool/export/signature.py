@@ -37,15 +37,15 @@ class Signature:
         inputs: name to shape.
         outputs: name to shape.
         axes: the dynamic axes of the inputs.
-        given: sizes of axes that the model itself fixes, by name.
-        fixed: sizes of axes that this file fixes, although the model does not.
+        model_sizes: sizes of axes that the model itself fixes, by name.
+        file_sizes: sizes of axes that this file fixes, although the model does not.
     """
 
     inputs: Mapping[str, Shape]
     outputs: Mapping[str, Shape]
     axes: tuple[Axis, ...] = ()
-    given: dict[str, int] = field(default_factory=dict)
-    fixed: dict[str, int] = field(default_factory=dict)
+    model_sizes: dict[str, int] = field(default_factory=dict)
+    file_sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def sequences(self) -> frozenset[str]:
@@ -55,7 +55,7 @@ class Signature:
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes of all non-dynamic axes."""
-        return {**self.given, **self.fixed}
+        return {**self.model_sizes, **self.file_sizes}
 
 
 def detect_signature(model: Any, modality: Modality, fixed: Sizes | None = None) -> Signature:
@@ -73,7 +73,7 @@ def detect_signature(model: Any, modality: Modality, fixed: Sizes | None = None)
     usual = usual_sizes(modality) | fixed
     inputs, outputs = _shapes_of_run(model, modality, usual)
     moved: dict[Axis, tuple[_Shapes, _Shapes]] = {}
-    given: dict[str, int] = {}
+    model_sizes: dict[str, int] = {}
     for axis in modality.axes:
         if axis.name in fixed:
             continue
@@ -82,14 +82,14 @@ def detect_signature(model: Any, modality: Modality, fixed: Sizes | None = None)
         except ExportError:
             if not axis.may_fail:
                 raise
-            given[axis.name] = axis.usual
+            model_sizes[axis.name] = axis.usual
     # Qwen2-Audio returns its mask.
     kept = [name for name in outputs if name not in inputs and (name not in _BESIDE or len(outputs) == 1)]
     return Signature(
         {name: _shape(name, inputs[name], {axis: run[0][name] for axis, run in moved.items()}) for name in inputs},
         {name: _shape(name, outputs[name], {axis: run[1][name] for axis, run in moved.items()}) for name in kept},
         tuple(moved),
-        given,
+        model_sizes,
         fixed,
     )
 
@@ -101,7 +101,9 @@ def _shapes_of_run(model: Any, modality: Modality, sizes: Sizes) -> tuple[_Shape
     """Return the input and output shapes of one run."""
     feeds = modality.feeds(sizes)
     outputs = run_torch_tensors(model, feeds)
-    return {name: array.shape for name, array in feeds.items()}, {n: tuple(one.shape) for n, one in outputs.items()}
+    return {name: array.shape for name, array in feeds.items()}, {
+        n: tuple(tensor.shape) for n, tensor in outputs.items()
+    }
 
 
 def _shape(name: str, sizes: tuple[int, ...], moved: Mapping[Axis, tuple[int, ...]]) -> Shape:
@@ -199,14 +201,14 @@ def tidy(model: ir.Model, signature: Signature, module: Any) -> None:
 
 def _check_inputs(model: ir.Model, signature: Signature) -> None:
     graph = model.graph
-    found = {str(value.name): value for value in graph.inputs}
+    inputs = {str(value.name): value for value in graph.inputs}
     for name, shape in signature.inputs.items():
-        if name not in found:
+        if name not in inputs:
             raise ExportError(
-                f"the traced graph does not use {name}; it has {', '.join(found)}",
+                f"the traced graph does not use {name}; it has {', '.join(inputs)}",
                 "its answers could not depend on it; try the other --exporter",
             )
-        traced = found[name].shape
+        traced = inputs[name].shape
         if traced is None or len(traced) != len(shape):
             raise ExportError(f"the traced graph gives {name} the shape {traced}, not {list(shape)}", "report this")
         fixed = [
@@ -217,21 +219,21 @@ def _check_inputs(model: ir.Model, signature: Signature) -> None:
                 f"the traced graph fixes {', '.join(fixed)} of {name}, {traced}",
                 "try the other --exporter; this model specializes on sizes",
             )
-    extra = [name for name in found if name not in signature.inputs]
+    extra = [name for name in inputs if name not in signature.inputs]
     if extra:
         raise ExportError(f"the traced graph has additional inputs: {', '.join(extra)}", "try the other --exporter")
-    graph.inputs[:] = [found[name] for name in signature.inputs]
+    graph.inputs[:] = [inputs[name] for name in signature.inputs]
 
 
 def _select_outputs(graph: ir.Graph, signature: Signature) -> None:
-    found = {value.name: value for value in graph.outputs}
-    missing = [name for name in signature.outputs if name not in found]
+    outputs = {value.name: value for value in graph.outputs}
+    missing = [name for name in signature.outputs if name not in outputs]
     if missing:
         raise ExportError(
-            f"the traced graph lacks the outputs {', '.join(missing)}; it has {', '.join(map(str, found))}",
+            f"the traced graph lacks the outputs {', '.join(missing)}; it has {', '.join(map(str, outputs))}",
             "try the other --exporter",
         )
-    graph.outputs[:] = [found[name] for name in signature.outputs]
+    graph.outputs[:] = [outputs[name] for name in signature.outputs]
 
 
 def _name_axes(model: ir.Model, signature: Signature) -> None:
@@ -303,9 +305,9 @@ def order_and_name(graph: ir.Graph, module: Any) -> None:
             name(value, "input")
         for node in nodes:
             node.name = unique("/".join(filter(None, (_module_of(node, modules), node.op_type))))
-            for place, read in enumerate(node.inputs):
-                if read is not None and read.is_initializer():
-                    name(read, f"{node.name}/{place}")
+            for place, source in enumerate(node.inputs):
+                if source is not None and source.is_initializer():
+                    name(source, f"{node.name}/{place}")
             for output in node.outputs:
                 name(output, f"{node.name}/output")
             for body in bodies(node):
@@ -344,12 +346,12 @@ def _module_of(node: ir.Node, modules: Collection[str]) -> str:
         # dynamo's list ends with the name of the operator's own FX node; before that are the modules, outermost first.
         modules = [str(scope) for scope in ast.literal_eval(scopes)][:-1]
         return (modules or [""])[-1].removeprefix(_NO_MODULE)
-    found = ""
+    path = ""
     if (node.name or "").startswith("/"):  # TorchScript's: /model/encoder/layer.0/MatMul_3
         for part in str(node.name).split("/")[2:-1]:
-            found = f"{found}.{part}".removeprefix(".")
-            found = found if found in modules else re.sub(r"_\d+$", "", found)  # the number of a later call
-    return found
+            path = f"{path}.{part}".removeprefix(".")
+            path = path if path in modules else re.sub(r"_\d+$", "", path)  # the number of a later call
+    return path
 
 
 def strip(model: ir.Model) -> None:
@@ -367,17 +369,17 @@ def _pad_pools_by_negative_zero(graph: ir.Graph) -> None:
     """
     for node in graph:
         readers = {reader.op_type for reader, _ in node.outputs[0].uses()}
-        given = node.inputs[2] if node.op_type == "Pad" and len(node.inputs) > 2 else None
-        padding = None if given is None or "MaxPool" not in readers else ir.convenience.get_const_tensor(given)
-        if given is None or padding is None or not padding.dtype.is_floating_point() or padding.numpy().any():
+        pads = node.inputs[2] if node.op_type == "Pad" and len(node.inputs) > 2 else None
+        padding = None if pads is None or "MaxPool" not in readers else ir.convenience.get_const_tensor(pads)
+        if pads is None or padding is None or not padding.dtype.is_floating_point() or padding.numpy().any():
             continue
         array = -np.abs(padding.numpy())
         zero = ir.tensor(array, name=f"{node.outputs[0].name}_negative_zero")
         value = ir.Value(name=zero.name, const_value=zero, shape=ir.Shape(array.shape), type=ir.TensorType(zero.dtype))
         graph.register_initializer(value)
         node.replace_input_with(2, value)
-        constant = given.producer()
-        if not given.uses() and constant is not None:
+        constant = pads.producer()
+        if not pads.uses() and constant is not None:
             graph.remove(constant, safe=True)
-        elif not given.uses():
-            graph.initializers.pop(str(given.name))
+        elif not pads.uses():
+            graph.initializers.pop(str(pads.name))

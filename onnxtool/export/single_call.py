@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.module_forms import POOLING_MASK, some_prompts
 from onnxtool.errors import ExportError
-from onnxtool.export.heads.head import Head, append_head, keep_read_rows
+from onnxtool.export.heads.head import GraphHead, append_head, keep_read_rows
 from onnxtool.export.modalities.finding import left_out_notes
 from onnxtool.export.modalities.modality import (
     SEQUENCE,
@@ -65,7 +65,7 @@ class SingleCallPipeline:
 
     modality: Modality
     signature: Signature
-    head: Head | None
+    head: GraphHead | None
     keep_raw: bool
     specification: TargetSpecification | None
     default_attention: str | None
@@ -144,7 +144,7 @@ class SingleCallPipeline:
     def sequences(self) -> frozenset[str]:
         """The outputs whose first axes are B and S."""
         heads = self.head.all if self.head else ()
-        return self.signature.sequences | {one.output for one in heads if one.keeps_tokens}
+        return self.signature.sequences | {head.output for head in heads if head.keeps_tokens}
 
     def _unseen_tokens(self, length: int, fixed: Sizes) -> list[Case]:
         """Return texts followed by tokens that the model does not see, but whose vectors count."""
@@ -172,7 +172,7 @@ class SingleCallPipeline:
                 for name in ("attention_mask", POOLING_MASK)
             )
             raw = {self.head.source: tensors[self.head.source]} if self.keep_raw else {}
-            tensors = {one.output: one.reference(tensors[one.source], mask, pooled) for one in self.head.all} | raw
+            tensors = {head.output: head.reference(tensors[head.source], mask, pooled) for head in self.head.all} | raw
         return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.signature.outputs}
 
     def verify(self, path: ModelPath, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
@@ -218,12 +218,12 @@ class SingleCallPipeline:
 
     def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
         """Report fixed axes, with what fixed them, and missing inputs."""
-        notes = size_notes(architecture, self.signature.given, strategy.fixed, "this file")
+        notes = size_notes(architecture, self.signature.model_sizes, strategy.fixed, "this file")
         return (*notes, *left_out_notes(self.modality, architecture))
 
     def _sizes(self, strategy: ExportStrategy) -> Sizes:
         """Return the sizes of the axes that are not dynamic."""
-        return {**self.signature.given, **strategy.fixed}
+        return {**self.signature.model_sizes, **strategy.fixed}
 
 
 def _require_same_outputs(

@@ -116,7 +116,7 @@ class Source(ModuleFiles):
         modules = self.sentence_modules.modules
         if modules and modules[0].kind not in TRANSFORMERS:
             require_no_routes(self.sentence_modules, self)
-        if self.trust_remote_code or "model_type" in self.read("config.json"):
+        if self.trust_remote_code or "model_type" in self.read_object("config.json"):
             return
         if modules and modules[0].kind not in TRANSFORMERS:
             kinds = ", ".join(module.kind for module in modules)
@@ -172,7 +172,7 @@ class Source(ModuleFiles):
     @cached_property
     def adapter(self) -> dict[str, Json]:
         """The settings of a PEFT adapter with or without a transformer; empty if there is none."""
-        return self.read(ADAPTER_NAME)
+        return self.read_object(ADAPTER_NAME)
 
     @cached_property
     def base(self) -> Source | None:
@@ -191,7 +191,7 @@ class Source(ModuleFiles):
                 f'write "base_model_name_or_path": "org/name" into its {ADAPTER_NAME}',
             )
         try:
-            found = Source.find(
+            base = Source.find(
                 name,
                 revision=revision if isinstance(revision, str) and revision else None,
                 trust_remote_code=self.trust_remote_code,
@@ -202,12 +202,12 @@ class Source(ModuleFiles):
                 f"{self.model_name} is a PEFT adapter for {name}, which cannot be found: {error.message}",
                 f"write where the model is into base_model_name_or_path of its {ADAPTER_NAME}",
             ) from error
-        if found.adapter:
+        if base.adapter:
             raise CheckpointError(
                 f"{self.model_name} is a PEFT adapter for {name}, which is an adapter itself",
                 "merge that one first: merge_and_unload(), then save_pretrained(...)",
             )
-        return found
+        return base
 
     @property
     def weights(self) -> Source:
@@ -243,8 +243,8 @@ class Source(ModuleFiles):
         path = self.locate("README.md")
         try:
             text = "" if path is None else read_text(path, errors="replace").removeprefix("\ufeff")
-            found = REGEX_YAML_BLOCK.search(text)
-            card = None if found is None else yaml.safe_load(found[2])
+            front_matter = REGEX_YAML_BLOCK.search(text)
+            card = None if front_matter is None else yaml.safe_load(front_matter[2])
         except (yaml.YAMLError, OSError, ValueError, RecursionError):
             return {}  # a card is prose for people; one that cannot be parsed says nothing about the weights
         return card if isinstance(card, dict) else {}
@@ -259,7 +259,7 @@ class Source(ModuleFiles):
     @property
     def license(self) -> License:
         """The license named in the model card, or else in config.json."""
-        return License.of_checkpoint(self.card, self.read("config.json"))
+        return License.of_checkpoint(self.card, self.read_object("config.json"))
 
     def locate(self, name: str) -> Path | None:
         """Return the path of a checkpoint file, from the folder or the hub's cache; None if there is none.
@@ -267,9 +267,9 @@ class Source(ModuleFiles):
         A file of the transformer, such as config.json, is looked up in the transformer's folder first, and a file of an
         adapter in its base's folder last.
         """
-        found = super().locate(name)
-        if found is not None or "/" in name or name in (*AT_THE_TOP, ADAPTER_NAME) or self.base is None:
-            return found
+        path = super().locate(name)
+        if path is not None or "/" in name or name in (*AT_THE_TOP, ADAPTER_NAME) or self.base is None:
+            return path
         return self.base.locate(name)
 
     def file_at(self, name: str) -> Path | None:
@@ -281,7 +281,7 @@ class Source(ModuleFiles):
         if name.endswith(_LARGE) and not self.is_local and not self.local_only:
             fetch(self.model_name, name, self.revision)
         try:
-            found = cached_file(
+            cached = cached_file(
                 self.model_name,
                 name,
                 revision=self.revision or "main",
@@ -292,7 +292,7 @@ class Source(ModuleFiles):
             )
         except (OSError, ValueError) as error:
             raise self.unreadable(error) from error
-        path = None if found is None else Path(found)
+        path = None if cached is None else Path(cached)
         self._located[name] = self.inside(path, Path(self.model_name)) if path and self.is_local else path
         return self._located[name]
 
@@ -397,11 +397,11 @@ def _bar(name: str, nowhere: IO[str]) -> Any:
     from huggingface_hub.utils import tqdm
 
     say = listener()  # for this thread; the hub may call from its own threads
-    made: list[Any] = []
+    bars: list[Any] = []
 
     class Told(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **more: Any) -> None:
-            made.append(self)
+            bars.append(self)
             super().__init__(*args, **{**more, "file": nowhere, "disable": False})
             self._tell()
 
@@ -411,7 +411,7 @@ def _bar(name: str, nowhere: IO[str]) -> Any:
             return shown
 
         def _tell(self) -> None:
-            if self is made[0] and self.total and self.total >= _MB:
+            if self is bars[0] and self.total and self.total >= _MB:
                 say(Stage(f"downloading {name}, MB", int(self.n) // _MB, int(self.total) // _MB))
 
     return Told
@@ -451,8 +451,8 @@ def files_of(tokenizer: Any, *, vocabularies: bool = False) -> tuple[str, ...]:
     names = _stated(tokenizer)
     return tuple(
         plain_name(name)
-        for use, name in (names if isinstance(names, dict) else {}).items()
-        if isinstance(name, str) and not (vocabularies and use in _NO_VOCABULARY)
+        for role, name in (names if isinstance(names, dict) else {}).items()
+        if isinstance(name, str) and not (vocabularies and role in _NO_VOCABULARY)
     )
 
 
@@ -480,7 +480,7 @@ def _own_class(source: Source, model_type: str) -> Any:
     import transformers
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
-    named = source.read("tokenizer_config.json").get("tokenizer_class")
+    named = source.read_object("tokenizer_config.json").get("tokenizer_class")
     return getattr(transformers, str(named or TOKENIZER_MAPPING_NAMES.get(model_type)), None)
 
 

@@ -56,13 +56,15 @@ class StaticCheckpoint(Checkpoint):
         if kind == STATIC:
             table = read_vectors(modules.modules[0])
         else:
-            settings = source.read("config.json") if not modules.modules[0].folder else modules.modules[0].settings
+            settings = (
+                source.read_object("config.json") if not modules.modules[0].folder else modules.modules[0].settings
+            )
             table = SparseStaticEmbedding.read(replace(modules.modules[0], settings=settings)).weights
-            limits = [key for key in ("max_active_dims",) if modules.encoder.get(key) is not None]
-            others = [*modules.kinds[1:], *limits]
-            if others:
+            limits = ("max_active_dims",) if modules.encoder.get("max_active_dims") is not None else ()
+            if unsupported := (*modules.kinds[1:], *limits):
                 raise source.refuse(
-                    f"{source.model_name} computes {', '.join(others)} after its term weights, which onnxtool does not",
+                    f"{source.model_name} computes {', '.join(unsupported)} after its term weights, which onnxtool "
+                    "does not",
                     "use sentence-transformers for this checkpoint",
                 )
         config = PretrainedConfig(vocab_size=len(table), hidden_size=table.shape[-1])
@@ -85,7 +87,7 @@ class StaticCheckpoint(Checkpoint):
                 f"{self.source.model_name} has no tokenizer (tokenizer.json)", "fetch the whole checkpoint"
             )
         self.require_sound_tokenizer()
-        cut = as_object(self.source.read("tokenizer.json").get("truncation"))
+        cut = as_object(self.source.read_object("tokenizer.json").get("truncation"))
         try:
             with quiet(), panics_as_exceptions():
                 tokenizer = PreTrainedTokenizerFast(
@@ -142,5 +144,5 @@ class StaticCheckpoint(Checkpoint):
                 counts = counts.to(self.weight.device).scatter_add(1, input_ids, attention_mask.to(self.weight.dtype))
                 return {"sparse": (counts > 0).to(self.weight.dtype) * self.weight}
 
-        made = (Vectors if self.architecture == STATIC else Weights)(self.table, self.config)
-        return made.to(device=device, dtype=getattr(torch, dtype)).eval()
+        model = (Vectors if self.architecture == STATIC else Weights)(self.table, self.config)
+        return model.to(device=device, dtype=getattr(torch, dtype)).eval()

@@ -33,14 +33,14 @@ from onnxtool.errors import TargetError
 from onnxtool.export import targets
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.choice import expanding_token, read_head, task_with_head
-from onnxtool.export.heads.head import Head
+from onnxtool.export.heads.head import GraphHead
 from onnxtool.export.modalities.modality import BATCH, SEQUENCE, Modality
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.sidecar_files import read_object, wordpiece_vocabulary, write_changed, write_json
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
-from onnxtool.export.targets import DENSE, INFERENCE_FREE, KINDS, OTHER, SCORES, SPARSE, TOKENS, VERDICTS, Target, Use
+from onnxtool.export.targets import DENSE, INFERENCE_FREE, KINDS, OTHER, SCORES, SPARSE, TOKENS, VERDICTS, Target, Usage
 from onnxtool.graph.builder import Builder
 from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import ModelFile, ModelPath
@@ -52,7 +52,7 @@ from onnxtool.runtime.tokens import OwnTokenizer, ReadTokens, read_by_transforme
 
 Arrays = dict[str, NDArray[Any]]
 
-# The modules that consumers compute themselves, by the names in `Use.after`.
+# The modules that consumers compute themselves, by the names in `Usage.after`.
 COMPUTED: Mapping[str, PoolingModule] = {
     **{mode: Pooling((mode,)) for mode in ("mean", "cls", "lasttoken")},
     "normalize": Normalize(),
@@ -69,7 +69,7 @@ class TargetSpecification:
     """A model as a target needs it; a target's module overrides methods where its consumer differs from others.
 
     Attributes:
-        use: how the consumer uses the model.
+        usage: how the consumer uses the model.
         config: the PretrainedConfig.
         tokenizer: the checkpoint's.
         head: what the graph computes; None for the model's own outputs.
@@ -84,11 +84,11 @@ class TargetSpecification:
     """
 
     target: Target
-    use: Use
+    usage: Usage
     source: Source
     config: Any
     tokenizer: Any
-    head: Head | None = None
+    head: GraphHead | None = None
     pooling: str = ""
     scales: bool = False
     inputs: tuple[str, ...] = ()
@@ -103,9 +103,9 @@ class TargetSpecification:
         """Settings that the target's users must make; empty if it reads everything from the folder."""
         target, longest = self.target, self.source.sentence_modules.max_sequence_length
         cuts = target.most_tokens is not None and (longest is None or longest > target.most_tokens)
-        return f"{target.note}{target.notes.get(self.use.kind, '')}".format(
+        return f"{target.note}{target.notes.get(self.usage.kind, '')}".format(
             name=self.source.name,
-            output=self.use.outputs[0].name,
+            output=self.usage.outputs[0].name,
             pooling=self.pooling_name,
             cut=f"; it cuts texts to {target.most_tokens} tokens" if cuts else "",
             scaling=target.scaling[self.scales],
@@ -114,7 +114,7 @@ class TargetSpecification:
     @property
     def pooling_name(self) -> str:
         """The target's name for the pooling mode that its users must configure."""
-        return "none" if self.use.head != "none" else self.pooling or "mean"
+        return "none" if self.usage.head != "none" else self.pooling or "mean"
 
     def accepts(self) -> None:
         """Refuse a checkpoint that the target would load differently, and a tokenizer that it cannot run.
@@ -123,15 +123,15 @@ class TargetSpecification:
             OnnxtoolError: the checkpoint is refused.
         """
         title, tokenizer = self.target.title, self.tokenizer
-        types = self.source.read("config.json").get("type_vocab_size")
-        if not self.use.tells_pairs and isinstance(types, int) and types > 1:
+        types = self.source.read_object("config.json").get("type_vocab_size")
+        if not self.usage.tells_pairs and isinstance(types, int) and types > 1:
             raise TargetError(
                 f"{title} feeds a reranker no token types, and {self.source.model_name} has {types} of them "
                 "(type_vocab_size in config.json), so its scores would differ",
                 "serve it with --target tei or sentence-transformers",
             )
-        unpooled = self.source.sentence_modules.find("Pooling") is None
-        if self.use.kind == DENSE and self.use.head != "none" and unpooled:
+        unpooled = self.source.sentence_modules.first_of("Pooling") is None
+        if self.usage.kind == DENSE and self.usage.head != "none" and unpooled:
             raise TargetError(
                 f"{self.source.model_name} does not say how it pools, and {title} gets vectors from the graph",
                 "save the model with sentence-transformers, whose modules.json says it",
@@ -149,18 +149,19 @@ class TargetSpecification:
 
     def narrow(self, signature: Signature) -> Signature:
         """Return the signature without inputs the target does not feed, and the model's outputs it does not read."""
-        fed = {name: shape for name, shape in signature.inputs.items() if name not in self.use.unfed}
+        fed = {name: shape for name, shape in signature.inputs.items() if name not in self.usage.unfed}
         signature = replace(signature, inputs=fed)
         if self.head is not None:
             return signature
-        return replace(signature, outputs={info.name: signature.outputs[info.name] for info in self.use.outputs})
+        return replace(signature, outputs={info.name: signature.outputs[info.name] for info in self.usage.outputs})
 
     def fed(self, modality: Modality) -> Modality:
         """Return the modality without inputs that the target does not feed."""
-        if not isinstance(modality, TextInputs) or not self.use.unfed:
+        if not isinstance(modality, TextInputs) or not self.usage.unfed:
             return modality
         return replace(
-            modality, names={name: rest for name, rest in modality.names.items() if name not in self.use.unfed}
+            modality,
+            names={name: token_shape for name, token_shape in modality.names.items() if name not in self.usage.unfed},
         )
 
     def adapt(self, graph: ir.Model, longest: int | None) -> dict[str, ir.Model]:
@@ -175,15 +176,15 @@ class TargetSpecification:
         """
         further = self.convert(graph)
         self._select_outputs(graph)
-        for one in (graph, *further.values()):
-            self._declare_inputs(one)
-            self._check_versions(one)
+        for model in (graph, *further.values()):
+            self._declare_inputs(model)
+            self._check_versions(model)
         if self.target.batch is not None:
             _fix_batch(graph, self.target.batch)
         return further
 
     def convert(self, graph: ir.Model) -> dict[str, ir.Model]:
-        """Convert the head's outputs to those of `use`, in place; return graphs to deliver next to it by file name."""
+        """Convert the head's outputs to those of `usage`, in place; return further graphs by file name."""
         return {}
 
     def told(self, pruning: Pruning, *, in_graph: bool) -> TargetSpecification:
@@ -192,7 +193,7 @@ class TargetSpecification:
         Raises:
             TargetError: it weighs no terms, or the target weighs them itself.
         """
-        if self.use.kind not in (SPARSE, INFERENCE_FREE) or not in_graph:
+        if self.usage.kind not in (SPARSE, INFERENCE_FREE) or not in_graph:
             raise TargetError(
                 f"--prune {pruning} leaves out terms, and a graph for {self.target.title} gives no term weights",
                 "leave --prune out, and prune where vectors are stored",
@@ -212,7 +213,7 @@ class TargetSpecification:
 
         def run(feeds: Mapping[str, NDArray[Any]]) -> Arrays:
             filled = {**{name: np.zeros_like(feeds["input_ids"]) for name in self.inputs}, **feeds}
-            return self.run(session, {self.use.prefix + name: array for name, array in filled.items()})
+            return self.run(session, {self.usage.prefix + name: array for name, array in filled.items()})
 
         return run
 
@@ -277,11 +278,11 @@ class TargetSpecification:
         """
         structure = ModelFile.open(graph).structure
         shape = (self.target.batch or BATCH, SEQUENCE)
-        declared = [TensorInfo(self.use.prefix + name, "int64", shape) for name in self.inputs]
-        for found, wanted in ((structure.inputs, declared), (structure.outputs, self.use.outputs)):
-            if len(found) != len(wanted) or not all(map(_fits, found, wanted)):
+        declared = [TensorInfo(self.usage.prefix + name, "int64", shape) for name in self.inputs]
+        for actual, expected in ((structure.inputs, declared), (structure.outputs, self.usage.outputs)):
+            if len(actual) != len(expected) or not all(map(_fits, actual, expected)):
                 raise TargetError(
-                    f"the graph has {_format(found)}, and {self.target.title} needs {_format(wanted)}",
+                    f"the graph has {_format(actual)}, and {self.target.title} needs {_format(expected)}",
                     "try another --exporter; --target plain writes the graph as it is",
                 )
         if missing := [name for name in self.file_names if not (root / name).is_file()]:
@@ -334,10 +335,10 @@ class TargetSpecification:
             write_json(path, changed)
 
     def _select_outputs(self, model: ir.Model) -> None:
-        found = {str(value.name): value for value in model.graph.outputs}
+        values = {str(value.name): value for value in model.graph.outputs}
         outputs = []
-        for wanted in self.use.outputs:
-            value = found[wanted.name]
+        for wanted in self.usage.outputs:
+            value = values[wanted.name]
             dtype = ir.DataType.from_numpy(np.dtype(wanted.dtype))
             if value.dtype != dtype:
                 shape = value.shape
@@ -350,13 +351,13 @@ class TargetSpecification:
 
     def _declare_inputs(self, model: ir.Model) -> None:
         """Order the inputs, and declare inputs that the model ignores, because a consumer may feed them anyway."""
-        found = {str(value.name): value for value in model.graph.inputs}
+        values = {str(value.name): value for value in model.graph.inputs}
         for name in self.inputs:
-            if name not in found:
-                found[name] = ir.val(name, dtype=ir.DataType.INT64, shape=[BATCH, SEQUENCE])
-        model.graph.inputs[:] = [found[name] for name in self.inputs]
+            if name not in values:
+                values[name] = ir.val(name, dtype=ir.DataType.INT64, shape=[BATCH, SEQUENCE])
+        model.graph.inputs[:] = [values[name] for name in self.inputs]
         for value in model.graph.inputs:
-            value.name = f"{self.use.prefix}{value.name}"
+            value.name = f"{self.usage.prefix}{value.name}"
 
     def _check_versions(self, model: ir.Model) -> None:
         if self.target.versions is None:
@@ -371,35 +372,35 @@ class TargetSpecification:
         model.ir_version = min(model.ir_version, highest_ir)
 
 
-def use_for(
+def usage_for(
     target: Target, task: str, modules: Sequence[PoolingModule] = (), *, pads_left: bool = False, looks_up: bool = False
-) -> Use:
+) -> Usage:
     """Return how a target uses a model of `task` whose checkpoint was trained with `modules`.
 
     Raises:
         TargetError: it does not accept such a model, or computes something other than the checkpoint does.
     """
     kind = INFERENCE_FREE if looks_up else KINDS.get(task, OTHER)
-    uses = [use for use in target.uses if use.kind == kind]
-    if not uses:
+    usages = [usage for usage in target.usages if usage.kind == kind]
+    if not usages:
         ways = {
             VERDICTS: "pass --target sentence-transformers, or --target plain for `onnxtool infer`",
             **dict(target.refused),
         }
+        kinds = ", ".join(dict.fromkeys(usage.kind for usage in target.usages))
         raise TargetError(
-            f"{target.title} takes {', '.join(dict.fromkeys(use.kind for use in target.uses))}; this model's task is "
-            f"{task}",
+            f"{target.title} takes {kinds}; this model's task is {task}",
             ways.get(kind, "pass --target plain, or a --task that fits the checkpoint"),
         )
-    for use in uses:
-        if use.head != "none" or use.after is None:
-            return use
+    for usage in usages:
+        if usage.head != "none" or usage.after is None:
+            return usage
         # Consumers that pool take the first position, padding or not.
-        computed = [COMPUTED[name] for name in use.after if not (pads_left and name == "cls")]
+        computed = [COMPUTED[name] for name in usage.after if not (pads_left and name == "cls")]
         if all(module in computed for module in modules):
-            return use
+            return usage
     raise TargetError(
-        f"{target.title} computes {_in_words([COMPUTED[name] for name in uses[0].after or ()])} itself; this "
+        f"{target.title} computes {_in_words([COMPUTED[name] for name in usages[0].after or ()])} itself; this "
         f"checkpoint needs {_in_words(modules)}, and would give other answers there",
         f"pass --target plain --head {'embedding' if kind == DENSE else 'splade'}: all of it in the graph",
     )
@@ -424,43 +425,43 @@ def specify(
     source, title, task = checkpoint.source, target.title, task_with_head(options.head, checkpoint.task)
     looks_up = source.sentence_modules.query is not None
     kind = INFERENCE_FREE if looks_up else KINDS.get(task, OTHER)
-    uses = [use for use in target.uses if use.kind == kind]
-    trained = None if uses and uses[0].after is None else _trained_head(source, kind)
+    usages = [usage for usage in target.usages if usage.kind == kind]
+    trained = None if usages and usages[0].after is None else _trained_head(source, kind)
     if trained is not None and trained.leaves_prompt_out:
         raise TargetError(
             f"{source.model_name} leaves the prompt out when it pools, and {title} tells a graph of no prompt "
             f"(it feeds no {POOLING_MASK})",
             "pass --target sentence-transformers, or --target plain for `onnxtool infer`",
         )
-    if looks_up and not uses:
+    if looks_up and not usages:
         raise TargetError(
             f"{source.model_name} encodes queries without a model, and {title} would run this one on them",
             "pass --target plain",
         )
     modules = () if trained is None else trained.modules
     pads_left = getattr(tokenizer, "padding_side", "right") == "left"
-    use = use_for(target, task, modules, pads_left=pads_left, looks_up=looks_up)
-    _check_head_name(target, use, options.head)
+    usage = usage_for(target, task, modules, pads_left=pads_left, looks_up=looks_up)
+    _check_head_name(target, usage, options.head)
     _check_inputs(target, signature, checkpoint.architecture)
     width = signature.outputs.get("logits", (0,))[-1]
-    outside = () if use.head != "none" else modules
+    outside = () if usage.head != "none" else modules
     specification = class_of(target)(
         target,
-        use,
+        usage,
         source,
         checkpoint.config,
         tokenizer,
         pooling=next((module.modes[0] for module in outside if isinstance(module, Pooling)), ""),
         scales=any(isinstance(module, Normalize) for module in outside),
-        inputs=use.inputs(tuple(signature.inputs)),
+        inputs=usage.inputs(tuple(signature.inputs)),
         vocabulary_size=width if isinstance(width, int) else 0,
         left_out=_left_out(target, kind, source, is_single=width == 1),
         precisions=target.precisions(options.precisions),
         expansion_id=expanding_token(source, tokenizer) if kind == TOKENS else None,
     )
     specification.accepts()
-    head = None if use.head == "none" else trained or read_head(use.head, source)
-    _check_outputs(target, use, head, signature, checkpoint.architecture)
+    head = None if usage.head == "none" else trained or read_head(usage.head, source)
+    _check_outputs(target, usage, head, signature, checkpoint.architecture)
     return replace(specification, head=head)
 
 
@@ -468,19 +469,20 @@ def class_of(target: Target) -> type[TargetSpecification]:
     """Return the class for a target: that of its module, if it has one."""
     if not target.module:
         return TargetSpecification
-    found: type[TargetSpecification] = importlib.import_module(f"{targets.__name__}.{target.module}").SPECIFICATION
-    return found
+    module = importlib.import_module(f"{targets.__name__}.{target.module}")
+    specification: type[TargetSpecification] = module.SPECIFICATION
+    return specification
 
 
-def _check_head_name(target: Target, use: Use, head_name: str) -> None:
-    names = ("none", *(info.name for info in use.outputs)) if use.head == "none" else (use.head,)
+def _check_head_name(target: Target, usage: Usage, head_name: str) -> None:
+    names = ("none", *(info.name for info in usage.outputs)) if usage.head == "none" else (usage.head,)
     if head_name in ("auto", *names):
         return
-    how = f"with the head {use.head}"
-    if use.head == "none":
-        how = f"by their {' and '.join(names[1:])}, and computes the rest itself"
+    reads = f"with the head {usage.head}"
+    if usage.head == "none":
+        reads = f"by their {' and '.join(names[1:])}, and computes the rest itself"
     raise TargetError(
-        f"{target.title} takes {use.kind} {how}; --head {head_name} was passed",
+        f"{target.title} takes {usage.kind} {reads}; --head {head_name} was passed",
         "leave --head out, or pass --target plain",
     )
 
@@ -495,13 +497,16 @@ def _check_inputs(target: Target, signature: Signature, architecture: str) -> No
             )
 
 
-def _check_outputs(target: Target, use: Use, head: Head | None, signature: Signature, architecture: str) -> None:
-    for name in [head.source] if head else [info.name for info in use.outputs]:
+def _check_outputs(
+    target: Target, usage: Usage, head: GraphHead | None, signature: Signature, architecture: str
+) -> None:
+    for name in [head.source] if head else [info.name for info in usage.outputs]:
         if name not in signature.outputs:
             raise TargetError(
-                f"{target.title} takes {use.kind} by their {name}; {architecture} gives {', '.join(signature.outputs)}",
+                f"{target.title} takes {usage.kind} by their {name}; {architecture} gives "
+                f"{', '.join(signature.outputs)}",
                 "the weights must be of the model with that head; a base model's hidden states are not term weights"
-                if use.kind in (SPARSE, INFERENCE_FREE)
+                if usage.kind in (SPARSE, INFERENCE_FREE)
                 else "pass a --task whose architecture has it, or --target plain",
             )
 
@@ -527,20 +532,22 @@ def _left_out(target: Target, kind: str, source: Source, *, is_single: bool) -> 
 
 def other_scores(target: Target, source: ModuleFiles, *, is_single: bool) -> str:
     """Say where a target turns logits into other scores than the checkpoint's library does."""
-    several = source.read("config.json").get("problem_type") == "multi_label_classification"
-    own = score_function(source, is_single=is_single)
-    theirs = target.functions[2 * several + (not is_single)] if target.functions else own
-    how = f"{target.title} scores by {theirs}, and the checkpoint by {own}: ask it for logits, and apply {own} to them"
-    return "" if theirs == own else how
+    several = source.read_object("config.json").get("problem_type") == "multi_label_classification"
+    trained = score_function(source, is_single=is_single)
+    applied = target.functions[2 * several + (not is_single)] if target.functions else trained
+    note = (
+        f"{target.title} scores by {applied}, and the checkpoint by {trained}: ask it for logits, and apply {trained} "
+    )
+    return "" if applied == trained else f"{note}to them"
 
 
-def _trained_head(source: Source, kind: str) -> Head | None:
+def _trained_head(source: Source, kind: str) -> GraphHead | None:
     """Return what a checkpoint computes after the model; a text encoder without pooling information is not pooled.
 
     Raises:
         CheckpointError: it has modules that onnxtool does not know.
     """
-    if kind == DENSE and source.sentence_modules.find("Pooling") is None:
+    if kind == DENSE and source.sentence_modules.first_of("Pooling") is None:
         return None
     heads = {SPARSE: "splade", INFERENCE_FREE: "splade", TOKENS: LATE_INTERACTION, DENSE: "embedding"}
     return read_head(heads[kind], source) if kind in heads else None

@@ -84,15 +84,15 @@ def read_tokenizer(
 
 def _rules(tokenizer: Tokenizer, content: Mapping[str, Any]) -> GraphTokenizer:
     """Return a tokenizer without truncation, padding and framing tokens."""
-    read: dict[str, Callable[[], GraphTokenizer]] = {
+    readers: dict[str, Callable[[], GraphTokenizer]] = {
         "WordPiece": lambda: _word_piece(tokenizer, content),
         "BPE": lambda: _byte_bpe(content),
         "Unigram": lambda: _unigram(content),
     }
     kind = str(content["model"].get("type"))
-    if kind not in read:
+    if kind not in readers:
         raise _refused(f"the model {kind}")
-    return read[kind]()
+    return readers[kind]()
 
 
 def _segments(tokenizer: Tokenizer, *, is_pair: bool, adds_special: bool) -> tuple[Segment, ...]:
@@ -119,8 +119,8 @@ def _steps(rule: Json, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if isinstance(rule, dict):
         inner = rule.get(key) if rule.get("type") == "Sequence" else None
         if isinstance(inner, list):
-            for one in inner:
-                yield from _steps(one, key)
+            for step in inner:
+                yield from _steps(step, key)
         else:
             yield str(rule.get("type")), rule
 
@@ -131,15 +131,15 @@ def _added(content: Mapping[str, Any]) -> tuple[Added, ...]:
     Raises:
         InputError: one of them is looked for by other rules.
     """
-    found = []
+    tokens = []
     for token in content["added_tokens"]:
         text = token["content"]
         if token["single_word"]:
             raise _refused(f"the added token {text!r} as a single word")
         if token["normalized"] and content["normalizer"] is not None:
             raise _refused(f"the added token {text!r}, which is looked for in normalized text")
-        found.append(Added(text, token["id"], (token["lstrip"], token["rstrip"])))
-    return tuple(found)
+        tokens.append(Added(text, token["id"], (token["lstrip"], token["rstrip"])))
+    return tuple(tokens)
 
 
 def _word_piece(tokenizer: Tokenizer, content: Mapping[str, Any]) -> WordPiece:
@@ -160,22 +160,22 @@ def _word_piece(tokenizer: Tokenizer, content: Mapping[str, Any]) -> WordPiece:
     normalize = tokenizer.normalizer.normalize_str if tokenizer.normalizer else str
     splitter = tokenizer.pre_tokenizer
     table = _table(normalize, lambda text: [word for word, _ in splitter.pre_tokenize_str(text)])
-    found = WordPiece(added, model["vocab"], model["unk_token"], model["max_input_chars_per_word"], table)
-    if len(found.kinds) > 3:
-        raise _refused(f"a normalizer that makes several words of {[*found.kinds.values()][3][0]!r}")
-    marks = [letter for letter in found.letters if unicodedata.combining(letter)]
+    rules = WordPiece(added, model["vocab"], model["unk_token"], model["max_input_chars_per_word"], table)
+    if len(rules.kinds) > 3:
+        raise _refused(f"a normalizer that makes several words of {[*rules.kinds.values()][3][0]!r}")
+    marks = [letter for letter in rules.letters if unicodedata.combining(letter)]
     for first, second in product(marks, repeat=2):
         if normalize(_LETTER + first + second) != _LETTER + table.get(first, first) + table.get(second, second):
             raise _refused(f"the marks {first + second!a} in the vocabulary, whose order the normalizer changes")
-    return found
+    return rules
 
 
 def _table(normalize: Callable[[str], str], words: Callable[[str], list[str]]) -> dict[str, str]:
     """Return what each character becomes where it does not stay as it is, with spaces where words are split."""
-    every = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000 and chr(point) != _BETWEEN]
+    characters = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000 and chr(point) != _BETWEEN]
     table: dict[str, str] = {}
-    for start in range(0, len(every), _AT_A_TIME):
-        part = every[start : start + _AT_A_TIME]
+    for start in range(0, len(characters), _AT_A_TIME):
+        part = characters[start : start + _AT_A_TIME]
         text = normalize(_BETWEEN + _BETWEEN.join(part) + _BETWEEN)
         texts = " ".join(words(text)).split(_BETWEEN)[1:-1]
         table.update((key, text) for key, text in zip(part, texts, strict=True) if key != text)
@@ -192,7 +192,7 @@ def _byte_bpe(content: Mapping[str, Any]) -> ByteBpe:
         raise _refused(f"the pre-tokenizer {', '.join(kind for kind, _ in splits) or 'none'} in front of byte pairs")
     if splits[0][1].get("add_prefix_space"):
         raise _refused("a space that is put before each text (add_prefix_space)")
-    others = (
+    unsupported = (
         "dropout",
         "continuing_subword_prefix",
         "end_of_word_suffix",
@@ -200,12 +200,12 @@ def _byte_bpe(content: Mapping[str, Any]) -> ByteBpe:
         "byte_fallback",
         "ignore_merges",
     )
-    for name in others:
+    for name in unsupported:
         if model.get(name):
             raise _refused(f"{name} of byte pairs")
     vocabulary = {**model["vocab"], **{token.content: token.token_id for token in added}}
-    own = {token.content for token in added}
-    operator = next((name for name, row in BPE_OPERATORS.items() if own.issuperset(row)), None)
+    added_texts = {token.content for token in added}
+    operator = next((name for name, row in BPE_OPERATORS.items() if added_texts.issuperset(row)), None)
     if operator is None:
         needed = " or ".join(" ".join(row) for row in BPE_OPERATORS.values())
         raise _refused(f"byte pairs without the added tokens that operators look for ({needed})")
@@ -219,7 +219,11 @@ def _unigram(content: Mapping[str, Any]) -> Unigram:
         raise _refused("Unigram with bytes for unknown characters, or without an unknown piece")
     pieces = tuple((str(piece), float(score)) for piece, score in model["vocab"])
     texts = {piece for piece, _ in pieces}
-    if len(texts) < len(pieces) or "" in texts or any(one in piece for piece in texts for one in ("\0", *RESERVED)):
+    if (
+        len(texts) < len(pieces)
+        or "" in texts
+        or any(character in piece for piece in texts for character in ("\0", *RESERVED))
+    ):
         raise _refused("pieces that are empty, stand twice, or have control characters")
     kinds = [kind for kind, _ in _steps(content["pre_tokenizer"], "pretokenizers")]
     if kinds not in (["WhitespaceSplit", "Metaspace"], ["Metaspace"]):
@@ -285,18 +289,26 @@ def _marks(
         raise _refused("a map of characters that does not compose letters with their accents")
 
     def alone(text: str) -> str:
-        return "".join(table.get(one, one) for one in text)
+        return "".join(table.get(character, character) for character in text)
 
-    known = [one for one in map(chr, range(0x110000)) if unicodedata.category(one) not in ("Cn", "Co", "Cs")]
-    marks = frozenset(one for one in known if normalize(letter + one) != composed + alone(one))
-    leading = frozenset(one for one in table if normalize(one + _ACCENT) == alone(one))
-    forms = [form for one in known if len(form := unicodedata.normalize("NFD", one)) > 1]
+    assigned = [
+        character
+        for character in map(chr, range(0x110000))
+        if unicodedata.category(character) not in ("Cn", "Co", "Cs")
+    ]
+    marks = frozenset(
+        character for character in assigned if normalize(letter + character) != composed + alone(character)
+    )
+    leading = frozenset(character for character in table if normalize(character + _ACCENT) == alone(character))
+    forms = [form for character in assigned if len(form := unicodedata.normalize("NFD", character)) > 1]
     firsts, lasts = {unicodedata.normalize("NFC", form[:-1]) for form in forms}, {form[-1] for form in forms}
-    seconds = [one for one in marks if unicodedata.normalize("NFD", one)[0] in lasts]
-    both = [one + mark for one in firsts if len(one) == 1 and one not in table for mark in seconds]
-    short = [(one, normalize(one)) for one in sorted(both) if len(one.encode()) < LONG]
-    return marks, leading, {one: text for one, text in short if text != alone(one)}
+    seconds = [character for character in marks if unicodedata.normalize("NFD", character)[0] in lasts]
+    combinations = [
+        character + mark for character in firsts if len(character) == 1 and character not in table for mark in seconds
+    ]
+    short = [(character, normalize(character)) for character in sorted(combinations) if len(character.encode()) < LONG]
+    return marks, leading, {character: text for character, text in short if text != alone(character)}
 
 
-def _refused(what: str) -> InputError:
-    return InputError(f"the tokenizer has {what}, which no graph can express", _WAY)
+def _refused(rule: str) -> InputError:
+    return InputError(f"the tokenizer has {rule}, which no graph can express", _WAY)

@@ -99,16 +99,16 @@ def guarded(
 
     # Every node would otherwise record the lines of code that it comes from, only for them to be stripped.
     no_lines = patched(torch.fx.config, do_not_emit_stack_traces=True)
-    with quiet() as said, quiet_stdout_descriptor(), _garbage_kept(), no_lines, _deadline(timeout_s):
+    with quiet() as output, quiet_stdout_descriptor(), _garbage_kept(), no_lines, _deadline(timeout_s):
         try:
             graph = run()
         except Exception as error:  # exporters fail with anything that an operator, guard or pass of theirs raises
-            printed = said.getvalue()[-2000:]
+            printed = output.getvalue()[-2000:]
             raise ExportError(f"{subject}: {reason_of(error)}", f"{hint}\n{printed}" if printed else hint) from error
-    found = default_opset(graph.opset_imports)
-    if opset is not None and found != opset:
+    written_opset = default_opset(graph.opset_imports)
+    if opset is not None and written_opset != opset:
         raise ExportError(
-            f"{exporter} wrote opset {found}, not {opset}", "leave --opset out, or try --exporter torchscript"
+            f"{exporter} wrote opset {written_opset}, not {opset}", "leave --opset out, or try --exporter torchscript"
         )
     return graph
 
@@ -196,11 +196,11 @@ def _inverse_error_function(value: Any) -> Any:
     constant = 0.147
     logarithm = torch.log(1 - value * value)
     middle = 2 / (math.pi * constant) + logarithm / 2
-    found = torch.sign(value) * torch.sqrt(torch.sqrt(middle * middle - logarithm / constant) - middle)
+    estimate = torch.sign(value) * torch.sqrt(torch.sqrt(middle * middle - logarithm / constant) - middle)
     for _ in range(2):
-        newton = (torch.erf(found) - value) * math.sqrt(math.pi) / 2 * torch.exp(found * found)
-        found = found - newton / (1 + found * newton)
-    return found
+        newton = (torch.erf(estimate) - value) * math.sqrt(math.pi) / 2 * torch.exp(estimate * estimate)
+        estimate = estimate - newton / (1 + estimate * newton)
+    return estimate
 
 
 def reason_of(error: BaseException) -> str:
@@ -293,10 +293,10 @@ def _replaced(model: Any, tensors: Mapping[int, Any]) -> Iterator[None]:
 
 def _attach(graph: ir.Graph, weights: Mapping[str, Any]) -> None:
     """Turn inputs that are weights into initializers; drop unused ones."""
-    found = {str(value.name): value for value in graph.inputs}
-    graph.inputs[:] = [value for name, value in found.items() if name not in weights]
+    inputs = {str(value.name): value for value in graph.inputs}
+    graph.inputs[:] = [value for name, value in inputs.items() if name not in weights]
     for name, tensor in weights.items():
-        value = found.get(name)
+        value = inputs.get(name)
         if value is not None and value.uses():
             value.const_value = TorchTensor(tensor.detach(), name=name)
             graph.register_initializer(value)
@@ -469,6 +469,11 @@ class ExportStrategy:
     fixed: Mapping[str, int] = field(default_factory=dict)
     prompts: str = ""
     timeout_s: float | None = None
+
+    @property
+    def fixed_axes(self) -> str:
+        """The fixed axes as stamped, e.g. `sequence 512`."""
+        return ", ".join(f"{axis} {size}" for axis, size in self.fixed.items())
 
     @property
     def name(self) -> str:

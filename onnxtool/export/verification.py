@@ -60,18 +60,18 @@ class ShorterError(VerificationError):
 
 def lengths_of(job: Job, strategy: ExportStrategy) -> Lengths:
     """Return the text lengths of the file: a single one if the model or the strategy fixes it."""
-    given = {} if job.plan.pipeline.signature is None else job.plan.pipeline.signature.given
-    fixed = {**given, **strategy.fixed}.get(SEQUENCE)
+    model_sizes = {} if job.plan.pipeline.signature is None else job.plan.pipeline.signature.model_sizes
+    fixed = {**model_sizes, **strategy.fixed}.get(SEQUENCE)
     return job.lengths if fixed is None or job.lengths.longest is None else Lengths(job.lengths.stated, fixed)
 
 
-class Verifier:
+class ExportVerifier:
     """Compares an export's files with PyTorch; computes PyTorch's outputs once for all strategies."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._pipeline = job, job.plan.pipeline
         self.adapted = {
-            adapter.name: Verifier(replace(job, models=job.models.with_adapter(adapter)))
+            adapter.name: ExportVerifier(replace(job, models=job.models.with_adapter(adapter)))
             for adapter in job.models.adapters
         }
         # Keyed by the sizes of fixed axes and, apart from the usual cases, the text lengths.
@@ -122,8 +122,9 @@ class Verifier:
 
     def cases(self, strategy: ExportStrategy, lengths: Lengths) -> tuple[Case, ...] | None:
         """Return all cases that a file was verified on; None if it was not verified."""
-        found = [reference for (fixed, _), reference in self._references.items() if fixed == _fixed(strategy)]
-        return tuple(case for one in found for case in self._shortened(one, lengths).cases) if found else None
+        references = [reference for (fixed, _), reference in self._references.items() if fixed == _fixed(strategy)]
+        shortened = (self._shortened(reference, lengths) for reference in references)
+        return tuple(case for reference in shortened for case in reference.cases) if references else None
 
     def longest_case(self, verification: Verification) -> int:
         """Return the number of tokens in the longest text that a file was verified on; 0 for none."""
@@ -270,7 +271,7 @@ def compare_with_checkpoint(file: ModelFile, options: ExportOptions, samples: Se
     if samples:
         return _compare_on(samples, file, job)
     lengths = lengths_of(job, strategy).seen_in(load_model(file.path))
-    return Verifier(job).measure(file, strategy, lengths)[0]
+    return ExportVerifier(job).measure(file, strategy, lengths)[0]
 
 
 def record_modules(file: ModelFile, options: ExportOptions, cases: Sequence[Case]) -> Values:
@@ -287,22 +288,23 @@ def record_modules(file: ModelFile, options: ExportOptions, cases: Sequence[Case
     """
     job = _job_of(file, options)
     pipeline, model = _single_call(job, file), job.models.reference()
-    found: list[tuple[str, NDArray[Any]]] = []
+    recorded: list[tuple[str, NDArray[Any]]] = []
 
-    def keep(name: str, made: Any) -> None:
-        first = next(iter(made.values() if isinstance(made, Mapping) else made if isinstance(made, tuple) else [made]))
+    def keep(name: str, result: Any) -> None:
+        tensors = result.values() if isinstance(result, Mapping) else result if isinstance(result, tuple) else [result]
+        first = next(iter(tensors))
         if hasattr(first, "is_floating_point") and first.is_floating_point() and first.ndim > 1:
-            found.append((name, to_numpy(first).astype(np.float32, copy=True)))  # PyTorch may reuse its memory
+            recorded.append((name, to_numpy(first).astype(np.float32, copy=True)))  # PyTorch may reuse its memory
 
     for name, module in model.named_modules():
         if name:
-            module.register_forward_hook(lambda _module, _given, made, name=name: keep(name, made))
+            module.register_forward_hook(lambda _module, _inputs, result, name=name: keep(name, result))
     runs = []
     for case in cases:
         outputs = pipeline.run(model, case.feeds)
-        values = [*found]
+        values = [*recorded]
         runs.append((outputs, values, is_same_alone(partial(pipeline.run, model), case, outputs)))
-        found.clear()
+        recorded.clear()
     names = [name for name, _ in runs[0][1]]
     if any([name for name, _ in values] != names for _, values, _ in runs):
         raise ExportError(
@@ -310,8 +312,7 @@ def record_modules(file: ModelFile, options: ExportOptions, cases: Sequence[Case
             "compare with an ONNX file of it, or on one input: --sample_inputs FILE.npz",
         )
     arrays = [[array for _, array in values] for _, values, _ in runs]
-    made, stays = [run[0] for run in runs], [run[2] for run in runs]
-    return Values(names, [[name] for name in names], arrays, made, stays, "")
+    return Values(names, [[name] for name in names], arrays, [run[0] for run in runs], [run[2] for run in runs], "")
 
 
 def _job_of(file: ModelFile, options: ExportOptions) -> Job:
@@ -337,28 +338,28 @@ def _job_of(file: ModelFile, options: ExportOptions) -> Job:
 def _stamped(file: ModelFile) -> dict[str, Any]:
     """Return the export options stated in a file."""
     keys = {"task": TASK_KEY, "head": HEAD_KEY, "dtype": DTYPE_KEY, "route": ROUTE_KEY}
-    found: dict[str, Any] = {name: file.metadata[key] for name, key in keys.items() if key in file.metadata}
-    if found.get("dtype") not in DTYPES:  # int8 and int4, of `optimize`: PyTorch computes what was quantized
-        found.pop("dtype", None)
+    options: dict[str, Any] = {name: file.metadata[key] for name, key in keys.items() if key in file.metadata}
+    if options.get("dtype") not in DTYPES:  # int8 and int4, of `optimize`: PyTorch computes what was quantized
+        options.pop("dtype", None)
     longest = file.metadata_number(MAX_LENGTH_KEY)
-    found |= {} if longest is None else {"max_length": longest}
+    options |= {} if longest is None else {"max_length": longest}
     try:
-        chosen = parse_json(file.metadata.get(_OPTIONS_KEY, "{}"))
+        stamped_choices = parse_json(file.metadata.get(_OPTIONS_KEY, "{}"))
     except ValueError:
-        chosen = None
-    if not isinstance(chosen, Mapping):
+        stamped_choices = None
+    if not isinstance(stamped_choices, Mapping):
         raise ModelFileError(
             f"the metadata {_OPTIONS_KEY} of {file.path} is not an object", "it was edited; export the model again"
         )
     # Files are untrusted: only the user can allow running code.
     known = {"max_length", "target", "dimensions", "keep_raw", "text", "allow_missing_weights", "allow_unused_weights"}
-    unknown = chosen.keys() - known - {"route", "allow_pickle", *_NOT_COMPARED}
+    unknown = stamped_choices.keys() - known - {"route", "allow_pickle", *_NOT_COMPARED}
     if unknown:
         raise ModelFileError(
             f"the metadata {_OPTIONS_KEY} of {file.path} has {', '.join(sorted(unknown))}, which no export has",
             "it was edited, or made by another version; export the model again",
         )
-    return found | {name: value for name, value in chosen.items() if name in known}
+    return options | {name: value for name, value in stamped_choices.items() if name in known}
 
 
 def _with_pruning(job: Job, file: ModelFile) -> Job:
@@ -372,10 +373,9 @@ def _with_pruning(job: Job, file: ModelFile) -> Job:
 
 def _strategy_of(job: Job, file: ModelFile) -> ExportStrategy:
     """Return the strategy that fixes the same axes as the file."""
-    strategies = list(job.plan.pipeline.strategies("auto", verified=True))
+    strategies = job.plan.pipeline.strategies("auto", verified=True)
     stated = file.metadata.get(_FIXED_KEY, "")
-    fitting = (one for one in strategies if ", ".join(f"{axis} {size}" for axis, size in one.fixed.items()) == stated)
-    strategy = next(fitting, None)
+    strategy = next((strategy for strategy in strategies if strategy.fixed_axes == stated), None)
     if strategy is None:
         raise ExportError(
             f"{file.path} was exported with {stated}, and {job.request.source.model_name} has no such axes",

@@ -85,10 +85,10 @@ def _without_weights(source: Source) -> CheckpointError:
     folder = Path(source.model_name) / source.transformer_folder
     for pattern, kind, hint in _OTHER_WEIGHTS:
         local = sorted(folder.glob(pattern)) if source.is_local else []
-        found = local[0].name if local else pattern if "*" not in pattern and source.locate(pattern) else ""
-        if found:
+        name = local[0].name if local else pattern if "*" not in pattern and source.locate(pattern) else ""
+        if name:
             return CheckpointError(
-                f"{source.model_name} has its weights as {kind} ({found}) only, and onnxtool reads {_WEIGHTS}", hint
+                f"{source.model_name} has its weights as {kind} ({name}) only, and onnxtool reads {_WEIGHTS}", hint
             )
     return CheckpointError(
         f"{source.model_name} has no weights ({_WEIGHTS})",
@@ -106,7 +106,7 @@ def _files(source: Source, name: str) -> tuple[Path, ...]:
     if single is not None:
         return (single,)
     index = f"{name}.index.json"
-    names = source.read(index).get("weight_map")
+    names = source.read_object(index).get("weight_map")
     if names is None and source.locate(index) is None:
         return ()
     if not isinstance(names, dict) or not names:
@@ -173,17 +173,17 @@ def read_headers(files: Iterable[Path], label: str) -> dict[str, StoredTensor]:
     Raises:
         CheckpointError: two files hold a tensor of one name, a file cannot be read, or a pickle holds other values.
     """
-    found: dict[str, StoredTensor] = {}
+    headers: dict[str, StoredTensor] = {}
     for path in files:
         for tensor in _unpickle_header(path, label) if path.suffix == ".bin" else _header(path, label):
-            if tensor.name in found:
+            if tensor.name in headers:
                 raise CheckpointError(
-                    f"{found[tensor.name].file.name} and {path.name} of {label} both hold {tensor.name}, and one would "
-                    "be ignored",
+                    f"{headers[tensor.name].file.name} and {path.name} of {label} both hold {tensor.name}, and one "
+                    "would be ignored",
                     "the folder mixes two sets of shards; take all files from one",
                 )
-            found[tensor.name] = tensor
-    return found
+            headers[tensor.name] = tensor
+    return headers
 
 
 def foreign_prefix(model: Any, stored: Mapping[str, StoredTensor]) -> str:
@@ -217,13 +217,13 @@ def place(names: Iterable[str], model: Any, prefix: str = "") -> dict[str, tuple
     rows = get_model_conversion_mapping(model, key_mapping(prefix) or None)
     renamings = [row for row in rows if isinstance(row, WeightRenaming)]
     converters = [row for row in rows if isinstance(row, WeightConverter)]
-    state, base, found = model.state_dict(), model.base_model_prefix, dict[str, tuple[str, bool]]()
+    state, base, places = model.state_dict(), model.base_model_prefix, dict[str, tuple[str, bool]]()
     for name in names:
         target, pattern = rename_source_key(name, renamings, converters, base, state)
         if target not in state and name in state:
             target, pattern = rename_source_key(name, [], [], base, state)
-        found[name] = (target, pattern is not None)
-    return found
+        places[name] = (target, pattern is not None)
+    return places
 
 
 def account(model: Any, stored: Mapping[str, StoredTensor], label: str, prefix: str = "") -> Accounts:
@@ -266,10 +266,12 @@ def account(model: Any, stored: Mapping[str, StoredTensor], label: str, prefix: 
     buffers: dict[str, list[Any]] = defaultdict(list)
     for name, value in model.named_buffers():
         buffers[_leaf(name)].append(value)
-    computed = {name: one for name, one in left.items() if _is_computed(model, name, one, buffers[_leaf(name)], label)}
-    rest = {target: tensor.name for target, tensor in left.items() if target not in computed}
-    known = _siblings_names(model, rest)
-    unknown = sorted(name for target, name in rest.items() if target not in known)
+    computed = {
+        target for target, tensor in left.items() if _is_computed(model, target, tensor, buffers[_leaf(target)], label)
+    }
+    unused = {target: tensor.name for target, tensor in left.items() if target not in computed}
+    known = _siblings_names(model, unused)
+    unknown = sorted(name for target, name in unused.items() if target not in known)
     quantized = [name for name in unknown if method_of([name])]
     if quantized:
         raise CheckpointError(
@@ -331,9 +333,9 @@ def method_of(names: Iterable[str]) -> str:
     return next((method for pattern, method in _TRACES for name in names if pattern.search(name)), "")
 
 
-def _coded(tensors: Sequence[StoredTensor], others: Sequence[str], label: str) -> CheckpointError:
+def _coded(tensors: Sequence[StoredTensor], other_names: Sequence[str], label: str) -> CheckpointError:
     names = [f"{tensor.name} ({tensor.dtype})" for tensor in tensors]
-    method = method_of([tensor.name for tensor in tensors]) or method_of(others) or "an unknown method"
+    method = method_of([tensor.name for tensor in tensors]) or method_of(other_names) or "an unknown method"
     return CheckpointError(
         f"{len(names)} tensors of {label} hold numbers of another kind than their parameters, quantized by {method}, "
         f"and nothing would apply their scales: {some(names)}",
@@ -349,8 +351,8 @@ def _require_equal_ties(state: Mapping[str, Any], by_target: Mapping[str, list[S
     for target, tensors in by_target.items():
         if len(tensors) == 1 and state[target].numel():
             shared[state[target].data_ptr(), state[target].shape].append(tensors[0])
-    for first, *others in shared.values():
-        for other in others:
+    for first, *further in shared.values():
+        for other in further:
             if not torch.equal(first.load(), other.load()):
                 raise CheckpointError(
                     f"{first.name} and {other.name} of {label} hold different numbers, but the model has one parameter "
@@ -412,7 +414,7 @@ def _siblings_names(model: Any, names: Mapping[str, str]) -> set[str]:
                 state = architecture(model.config).state_dict()
         except Exception:  # noqa: BLE001, S112  a class that needs more than its configuration cannot have saved this
             continue
-        known |= {name for name in names if any(one in state for one in _with_and_without_base(model, name))}
+        known |= {name for name in names if any(spelling in state for spelling in _with_and_without_base(model, name))}
         if known >= names.keys():
             break
     return known
@@ -425,11 +427,15 @@ def _architectures(model_class: Any, config_class: Any) -> Iterator[Any]:
     import torch
     import transformers
 
-    found: Any
-    for found in vars(sys.modules[model_class.__module__]).values():
-        is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-        if is_model and found.config_class is config_class and found.forward is not torch.nn.Module.forward:
-            yield found
+    architecture: Any
+    for architecture in vars(sys.modules[model_class.__module__]).values():
+        is_model = isinstance(architecture, type) and issubclass(architecture, transformers.PreTrainedModel)
+        if (
+            is_model
+            and architecture.config_class is config_class
+            and architecture.forward is not torch.nn.Module.forward
+        ):
+            yield architecture
 
 
 def _defaults(model: Any, state: Mapping[str, Any], covered: Mapping[str, Any]) -> Iterator[str]:

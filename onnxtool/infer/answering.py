@@ -192,7 +192,7 @@ def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: 
             "leave --representation out",
         )
     prompt = None if options.prompt == QUERY else options.prompt  # asks for the lookup, also without such a prompt
-    before = queries.prompts.find(prompt, QUERY)
+    before = queries.prompts.text_of(prompt, QUERY)
     answered = queries.read([text.contents for text in texts], prompt=prompt)
     found = queries.weigh(answered).without(queries.tokenizer.framing_ids)
     if options.prune is not None:

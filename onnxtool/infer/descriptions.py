@@ -176,7 +176,9 @@ def deduce_task(model: ModelFile, folder: CheckpointFolder, vocabulary_size: int
     if _EMBEDDINGS & set(outputs):
         return "sentence-similarity"
     if _HIDDEN_STATES & set(outputs):
-        return "sentence-similarity" if folder.sentence_modules.find("Pooling") is not None else "feature-extraction"
+        return (
+            "sentence-similarity" if folder.sentence_modules.first_of("Pooling") is not None else "feature-extraction"
+        )
     if {"start_logits", "end_logits"} <= set(outputs):
         return "question-answering"
     if "logits" in outputs:
@@ -185,7 +187,7 @@ def deduce_task(model: ModelFile, folder: CheckpointFolder, vocabulary_size: int
 
 
 def _task_of_logits(logits: TensorInfo, folder: CheckpointFolder, vocabulary_size: int) -> str:
-    names = folder.read("config.json").get("id2label")
+    names = folder.read_object("config.json").get("id2label")
     num_labels = len(names) if isinstance(names, dict) else None
     match logits.shape:
         case (_, int(width)) if width == num_labels:
@@ -193,7 +195,7 @@ def _task_of_logits(logits: TensorInfo, folder: CheckpointFolder, vocabulary_siz
         case (_, _, int(width)) if width == num_labels:
             return "token-classification"
         case (_, _, int(width)) if width >= vocabulary_size:
-            if folder.sentence_modules.find("SpladePooling") is not None:
+            if folder.sentence_modules.first_of("SpladePooling") is not None:
                 return "sparse-encoding"
             # A decoder returns logits of the same shape; only masked language models have a mask token.
             return "fill-mask" if _has_mask_token(folder) else "text-generation"
@@ -201,4 +203,6 @@ def _task_of_logits(logits: TensorInfo, folder: CheckpointFolder, vocabulary_siz
 
 
 def _has_mask_token(folder: CheckpointFolder) -> bool:
-    return any(folder.read(name).get("mask_token") for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    return any(
+        folder.read_object(name).get("mask_token") for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )

@@ -47,7 +47,7 @@ class StaticQueries:
 
     def read(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
         """Return the tokens of N queries, without added special tokens."""
-        before = self.prompts.find(prompt, QUERY)
+        before = self.prompts.text_of(prompt, QUERY)
         encoded = self.tokenizer.encode([before + text for text in texts])
         return [
             [token for token, added in zip(text.ids, text.is_special, strict=True) if not added] for text in encoded

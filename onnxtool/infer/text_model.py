@@ -243,8 +243,8 @@ class TextModel:
         """
         stated = self.session.model.text_input
         if stated is None or not stated.prompt:
-            return self.prompts.find(prompt, task)
-        if (prompt is None and task is None) or (found := self.prompts.find(prompt, task)) == stated.prompt:
+            return self.prompts.text_of(prompt, task)
+        if (prompt is None and task is None) or (found := self.prompts.text_of(prompt, task)) == stated.prompt:
             return stated.prompt
         raise InputError(
             f"{self.session.model.path} writes {stated.prompt!r} before each text itself, and "

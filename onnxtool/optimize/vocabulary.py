@@ -353,7 +353,7 @@ class Cut:
         shapes, size = find_shapes(self._model), self._vocabulary.size
         wide = [str(one.name) for one in self._model.graph.outputs if (shapes.fixed(one, -1) or 0) >= size]
         is_over = source.stated_task in _OVER_VOCABULARY
-        has_latents = self.folder.sentence_modules.find("SparseAutoEncoder") is not None
+        has_latents = self.folder.sentence_modules.first_of("SparseAutoEncoder") is not None
         self._rows = VocabularyRows(self._model, wide if is_over and not has_latents else [])
         self._over = [str(value.name) for value in self._rows.axes if value.is_graph_output()]
         unclear = [name for name in wide if name not in self._over and not source.stated_task]
@@ -372,7 +372,7 @@ class Cut:
         """Write the cut file and its folder, and compare them with the input; without `runs`, only the ids."""
         tell("reading the texts")
         vocabulary, basic = self._vocabulary, self._basic_ids()
-        used = basic | vocabulary.find(self._texts.tokens or ())
+        used = basic | vocabulary.ids_of(self._texts.tokens or ())
         part = set(used)  # without the texts that are held out
         batches = self._texts.batches() if self._texts.tokens is None else iter(())
         rows = chain.from_iterable(self._texts.read_all(self._own, batch) for batch in batches)

@@ -173,7 +173,7 @@ class PageProcessor:
 
 def _load_image_processor(files: CheckpointFiles, classes: tuple[str, ...]) -> Any:
     """Load the image processor of a checkpoint, and refuse classes not in `classes`."""
-    found = {name: files.locate(name) for name in PROCESSOR_NAMES if files.read(name)}
+    found = {name: files.locate(name) for name in PROCESSOR_NAMES if files.read_object(name)}
     path = next((path for path in found.values() if path is not None), None)
     if path is None:
         raise files.refuse(

@@ -219,7 +219,7 @@ def read_with_transformers(folder: CheckpointFolder, tokenizer: TextTokenizer) -
 
 def _ask_transformers(folder: CheckpointFolder, path: Path) -> Any:
     """Return the tokenizer as loaded by transformers; None if no file affects it."""
-    if "model_type" not in folder.read("config.json") and folder.locate("tokenizer_config.json") is None:
+    if "model_type" not in folder.read_object("config.json") and folder.locate("tokenizer_config.json") is None:
         return None
     return load_by_transformers(path.parent)
 

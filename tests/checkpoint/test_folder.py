@@ -126,7 +126,7 @@ def test_the_tokenizer_may_lie_in_the_folder_of_a_module(tmp_path: Path, inside:
     _modules(folder, ("Transformer", inside))
     found = find_checkpoint_folder(_model(tmp_path / "bert.onnx"), str(folder))
     assert found.path == folder
-    assert found.read("config.json")["model_type"] == "of the module"
+    assert found.read_object("config.json")["model_type"] == "of the module"
     assert TextTokenizer(found).vocabulary_size == len(VOCABULARY)
     assert Source.find(str(folder)).locate("tokenizer.json") == found.locate("tokenizer.json")
 
@@ -141,7 +141,7 @@ def test_of_a_router_the_folder_of_the_models_route_is_read(tmp_path: Path, rout
     _modules(folder, ("Router", ""), router=routes)
     written = TinyModel(table(4, 2), "last_hidden_state", metadata={"onnxtool.route": route}).write(tmp_path / "r.onnx")
     found = find_checkpoint_folder(ModelFile.open(written), str(folder))
-    assert found.read("config.json")["model_type"] == route
+    assert found.read_object("config.json")["model_type"] == route
     assert found.sentence_modules.modules[0].folder == f"{route}_0_Transformer"
     with pytest.raises(InputError, match="has the routes query, document .* does not name its route"):
         find_checkpoint_folder(_model(tmp_path / "bert.onnx"), str(folder))
@@ -215,7 +215,7 @@ def test_a_hub_that_cannot_be_reached_is_no_traceback(
 def test_a_file_that_is_not_there_reads_as_empty(tmp_path: Path) -> None:
     """Only tokenizer.json is required."""
     folder = CheckpointFolder(tmp_path)
-    assert folder.read("config.json") == {}
+    assert folder.read_object("config.json") == {}
     assert folder.sentence_modules.modules == ()
 
 
@@ -224,7 +224,7 @@ def test_a_malformed_file_is_named(tmp_path: Path, content: str) -> None:
     """The path and what is wrong are in the message."""
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(InputError, match=r"config\.json is malformed"):
-        CheckpointFolder(tmp_path).read("config.json")
+        CheckpointFolder(tmp_path).read_object("config.json")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from onnxtool.checkpoint.pooling_modules import (
 from onnxtool.checkpoint.sentence_modules import StoredModule
 from onnxtool.checkpoint.sparse_modules import LargestTerms, SpladePooling
 from onnxtool.errors import InputError
-from onnxtool.export.heads.head import Head, append_head
+from onnxtool.export.heads.head import GraphHead, append_head
 from onnxtool.runtime.computed_modules import compute
 from tests.module_files import write_modules
 
@@ -54,13 +54,13 @@ OPSETS = (13, 18, 20)  # operators changed in 18
 CLOSE = 2e-6
 
 
-def head_of(*modules: PoolingModule) -> Head:
+def head_of(*modules: PoolingModule) -> GraphHead:
     """Make a head of `modules` over an output `raw`."""
-    return Head("test", "raw", "vector", "sentence-similarity", modules)
+    return GraphHead("test", "raw", "vector", "sentence-similarity", modules)
 
 
 def run_head(
-    head: Head, values: NDArray[Any], opset: int = 17, *, keep_raw: bool = False
+    head: GraphHead, values: NDArray[Any], opset: int = 17, *, keep_raw: bool = False
 ) -> tuple[list[str], list[NDArray[Any]]]:
     """Put the head on a graph that hands `values` [B, S, N] through, and run it in ONNX's reference implementation."""
     dtype = ir.DataType.from_numpy(values.dtype)
@@ -80,13 +80,13 @@ def run_head(
     return [output.name for output in proto.graph.output], [np.asarray(array) for array in found]
 
 
-def vectors(head: Head, values: NDArray[Any], opset: int = 17) -> NDArray[Any]:
+def vectors(head: GraphHead, values: NDArray[Any], opset: int = 17) -> NDArray[Any]:
     """Return what the graph gives."""
     _, (output,) = run_head(head, values, opset)
     return output
 
 
-def in_torch(head: Head, values: NDArray[Any]) -> NDArray[Any]:
+def in_torch(head: GraphHead, values: NDArray[Any]) -> NDArray[Any]:
     """Return what the head gives in PyTorch."""
     return np.asarray(head.reference(*map(torch.from_numpy, (values, MASK, POOLED))))
 

@@ -93,9 +93,9 @@ def test_each_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Whoever asks for it, and however often."""
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     folder = CheckpointFolder(tmp_path)
-    assert folder.read("config.json") == {"model_type": "bert"}
+    assert folder.read_object("config.json") == {"model_type": "bert"}
     monkeypatch.setattr(Path, "read_bytes", None)
-    assert folder.read("config.json") == {"model_type": "bert"}
+    assert folder.read_object("config.json") == {"model_type": "bert"}
 
 
 @pytest.mark.parametrize("path", ["", "1_Pooling", "a/b", "a..b"])

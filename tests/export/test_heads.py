@@ -28,7 +28,7 @@ from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.checkpoint.token_modules import LexicalWeights, ZeroPadding
 from onnxtool.errors import CheckpointError, ExportError, InputError
 from onnxtool.export.heads.choice import check_head, read_head, read_m3, recognize_head
-from onnxtool.export.heads.head import Head, append_head, keep_read_rows, require_output
+from onnxtool.export.heads.head import GraphHead, append_head, keep_read_rows, require_output
 from onnxtool.export.sidecar_files import write_sidecar_files
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
@@ -60,7 +60,7 @@ def test_a_score_is_computed_of_one_token_alone(behind: str) -> None:
     feeds = {"states": states, "attention_mask": np.array([[1, 1, 0, 0], [0, 1, 1, 1]])}
     (logits,) = onnx.reference.ReferenceEvaluator(onnx.parser.parse_model(text)).run(None, feeds)
     model = ir.from_proto(onnx.parser.parse_model(text))
-    append_head(model, Head("reranker", "logits", "logits", "text-ranking", (LogitScore(0, 1),)))
+    append_head(model, GraphHead("reranker", "logits", "logits", "text-ranking", (LogitScore(0, 1),)))
     (found,) = onnx.reference.ReferenceEvaluator(ir.to_proto(model)).run(None, feeds)
     last = logits[[0, 1], [1, 3]]
     np.testing.assert_allclose(found, last[:, :1] - last[:, 1:], rtol=1e-6)
@@ -90,7 +90,7 @@ def test_a_head_that_the_model_cannot_have_names_the_output_it_needs() -> None:
 
 def test_a_head_needs_an_attention_mask() -> None:
     """Without one, padding would be pooled."""
-    head = Head("embedding", "last_hidden_state", "v", "", (Pooling(),))
+    head = GraphHead("embedding", "last_hidden_state", "v", "", (Pooling(),))
     head.check(SIGNATURE)
     with pytest.raises(ExportError, match="attention mask"):
         head.check(Signature({"input_ids": ("batch_size", "sequence")}, SIGNATURE.outputs))
@@ -98,7 +98,7 @@ def test_a_head_needs_an_attention_mask() -> None:
 
 def test_a_head_over_tokens_is_refused_for_a_model_that_pooled_already() -> None:
     """A classifier's logits are [B, labels]."""
-    head = Head("splade", "logits", "sparse", "", (SpladePooling(),))
+    head = GraphHead("splade", "logits", "sparse", "", (SpladePooling(),))
     with pytest.raises(ExportError, match="three axes"):
         head.check(Signature(SIGNATURE.inputs, {"logits": ("batch_size", 3)}))
 
@@ -445,8 +445,12 @@ def test_the_heads_are_equal_in_all_forms() -> None:
         (LexicalWeights(weight, bias),),
         (projection, ZeroPadding(), Normalize(on_tokens=True)),
     )
-    heads = [Head("m3", "raw", f"output{place}", "", chain, keeps_tokens=True) for place, chain in enumerate(chains)]
-    _, built = run_head(Head("m3", "raw", "first", "", chains[1], keeps_tokens=True, beside=tuple(heads)), values)
+    heads = [
+        GraphHead("m3", "raw", f"output{place}", "", chain, keeps_tokens=True) for place, chain in enumerate(chains)
+    ]
+    _, built = run_head(
+        GraphHead("m3", "raw", "first", "", chains[1], keeps_tokens=True, extra_heads=tuple(heads)), values
+    )
     for chain, head, found in zip(chains, heads, built[1:], strict=True):
         expected = head.reference(torch.from_numpy(values), torch.from_numpy(MASK)).numpy()
         np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -505,7 +509,7 @@ def test_a_layer_of_another_model_is_refused(tmp_path: Path) -> None:
         assert not Source.find(str(tmp_path)).is_m3
         (tmp_path / name).write_bytes(_saved(LINEAR))
     head = read_m3(Source.find(str(tmp_path)))
-    for one in head.beside:
+    for one in head.extra_heads:
         with pytest.raises(CheckpointError, match="takes vectors of 4 numbers, but is given 7"):
             one.width(7)
 
@@ -515,9 +519,9 @@ LOGITS_SIGNATURE = Signature({"input_ids": ("batch_size", "sequence")}, {"logits
 IDS = torch.tensor([[3, 7, 30, 12]])
 
 
-def reranker_of(module: Any) -> Head:
+def reranker_of(module: Any) -> GraphHead:
     """Make a head of one module over logits."""
-    return Head("reranker", "logits", "logits", "text-ranking", (module,))
+    return GraphHead("reranker", "logits", "logits", "text-ranking", (module,))
 
 
 def make(name: str, **settings: Any) -> Any:

@@ -110,7 +110,7 @@ def test_weights_outside_the_file_are_refused(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph), tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
     row = TARGETS["oracle"]
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    specification = class_of(row)(row, row.uses[0], Source.find(str(tmp_path)), None, None)
+    specification = class_of(row)(row, row.usages[0], Source.find(str(tmp_path)), None, None)
     with pytest.raises(TargetError, match="loads one file of at most 2 GB") as caught:
         specification.pack(tmp_path, tmp_path / "m.onnx")
     assert "--dtype float16" in caught.value.hint

@@ -13,7 +13,7 @@ from onnxtool import ExportOptions, export_model
 from onnxtool.errors import CheckpointError, ExportError, OutputExistsError
 from onnxtool.export.report import ExportReport
 from onnxtool.export.run import plan_export
-from onnxtool.export.verification import Verifier
+from onnxtool.export.verification import ExportVerifier
 from onnxtool.model_file import ModelFile
 from tests.retrieval.checkpoints import CASES
 
@@ -81,15 +81,15 @@ def test_where_one_side_fails_no_file_is_left(
     """One alone would name a partner that is not there."""
     seen: list[str] = []
 
-    verify = Verifier.verify
+    verify = ExportVerifier.verify
 
-    def fail_second(verifier: Verifier, file: ModelFile, *rest: Any) -> Any:
+    def fail_second(verifier: ExportVerifier, file: ModelFile, *rest: Any) -> Any:
         seen.append(file.path.name)
         if file.path.name == "m-query.onnx":
             raise ExportError("the second one differs", "")
         return verify(verifier, file, *rest)
 
-    monkeypatch.setattr(Verifier, "verify", fail_second)
+    monkeypatch.setattr(ExportVerifier, "verify", fail_second)
     (tmp_path / "out").mkdir()
     with pytest.raises(ExportError, match="the second one differs"):
         export(checkpoint, tmp_path / "out" / "m.onnx")

@@ -24,10 +24,10 @@ from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export import targets
-from onnxtool.export.preparation import Request, layout, prepare
+from onnxtool.export.preparation import Request, output_paths, prepare
 from onnxtool.export.source import Source
-from onnxtool.export.target_specification import COMPUTED, TargetSpecification, class_of, use_for
-from onnxtool.export.targets import TARGETS, Use
+from onnxtool.export.target_specification import COMPUTED, TargetSpecification, class_of, usage_for
+from onnxtool.export.targets import TARGETS, Usage
 from onnxtool.export.targets.fastembed import other_than_colbert
 from onnxtool.export.targets.opensearch import weights_by_text
 from onnxtool.model_file import ModelFile
@@ -39,12 +39,12 @@ DENSE = Dense("2_Dense", np.zeros((2, 4), np.float32), None, "Tanh")
 
 
 def specification(
-    target: str, folder: Path, tokenizer: Any = None, use: Use | None = None, **facts: Any
+    target: str, folder: Path, tokenizer: Any = None, usage: Usage | None = None, **facts: Any
 ) -> TargetSpecification:
     """Return what a target needs of the model in `folder`, by default of a text encoder that pools by mean."""
     row, source = TARGETS[target], Source.find(str(folder))
-    use = use or use_for(row, "sparse-encoding" if target == "anserini" else "sentence-similarity", (MEAN,))
-    return class_of(row)(row, use, source, None, tokenizer, **facts)
+    usage = usage or usage_for(row, "sparse-encoding" if target == "anserini" else "sentence-similarity", (MEAN,))
+    return class_of(row)(row, usage, source, None, tokenizer, **facts)
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,15 @@ def test_what_a_consumer_cannot_compute_is_in_the_graph(
     target: str, task: str, modules: tuple[Any, ...], output: str
 ) -> None:
     """And what it can is left to it."""
-    assert use_for(TARGETS[target], task, modules, pads_left=False).outputs[0].name == output
+    assert usage_for(TARGETS[target], task, modules, pads_left=False).outputs[0].name == output
 
 
 @pytest.mark.parametrize("target", ["fastembed", "vespa", "tei", "transformers.js"])
 def test_the_first_token_behind_padding_is_pooled_in_the_graph(target: str) -> None:
     """These take the first place, which is padding where a tokenizer pads on the left."""
     row = TARGETS[target]
-    assert use_for(row, "sentence-similarity", (CLS,), pads_left=False).head == "none"
-    assert use_for(row, "sentence-similarity", (CLS,), pads_left=True).head == "embedding"
+    assert usage_for(row, "sentence-similarity", (CLS,), pads_left=False).head == "none"
+    assert usage_for(row, "sentence-similarity", (CLS,), pads_left=True).head == "embedding"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_need_that_cannot_be_met_says_what_to_do(
 ) -> None:
     """With a way out."""
     with pytest.raises(TargetError, match=message) as caught:
-        use_for(TARGETS[target], task, modules, pads_left=False)
+        usage_for(TARGETS[target], task, modules, pads_left=False)
     assert caught.value.hint
 
 
@@ -120,13 +120,13 @@ def test_fastembed_has_one_formula_for_encoders_whose_queries_are_looked_up(acti
     """The double logarithm, whatever the checkpoint was trained with; others that look queries up have all."""
     modules = (SpladePooling("max", activation),)
     for target in ("sentence-transformers", "opensearch"):
-        assert use_for(TARGETS[target], "sparse-encoding", modules, pads_left=False, looks_up=True)
+        assert usage_for(TARGETS[target], "sparse-encoding", modules, pads_left=False, looks_up=True)
     if suits:
-        use = use_for(TARGETS["fastembed"], "sparse-encoding", modules, pads_left=False, looks_up=True)
-        assert use.outputs[0].name == "logits"
+        usage = usage_for(TARGETS["fastembed"], "sparse-encoding", modules, pads_left=False, looks_up=True)
+        assert usage.outputs[0].name == "logits"
         return
     with pytest.raises(TargetError, match=r"fastembed computes the max of log\(1 \+ log\(1 \+ relu\)\)"):
-        use_for(TARGETS["fastembed"], "sparse-encoding", modules, pads_left=False, looks_up=True)
+        usage_for(TARGETS["fastembed"], "sparse-encoding", modules, pads_left=False, looks_up=True)
 
 
 @pytest.mark.parametrize(("opset", "read"), [(17, True), (19, False)])
@@ -154,7 +154,7 @@ def test_a_graph_is_of_versions_that_the_consumer_reads(minilm: Path, opset: int
 def test_a_layout_is_below_one_folder(target: Any, tmp_path: Path) -> None:
     """So that it can be staged and moved as one."""
     output = tmp_path / ("x.onnx" if target.name == "plain" else "x")
-    places = layout(target, output, "name")
+    places = output_paths(target, output, "name")
     assert places.graph.is_relative_to(places.root)
     assert places.files.is_relative_to(places.root)
     assert places.graph.suffix == ".onnx"
@@ -163,7 +163,7 @@ def test_a_layout_is_below_one_folder(target: Any, tmp_path: Path) -> None:
 def test_a_file_for_a_consumer_of_folders_is_refused(tmp_path: Path) -> None:
     """The hint names the folder."""
     with pytest.raises(TargetError, match=r"reads a folder with model\.onnx in it") as caught:
-        layout(TARGETS["fastembed"], tmp_path / "x.onnx", "name")
+        output_paths(TARGETS["fastembed"], tmp_path / "x.onnx", "name")
     assert str(tmp_path / "x") in caught.value.hint
 
 
@@ -254,7 +254,7 @@ def test_chroma_gets_a_vocabulary_and_models_of_its_length(workshop: Workshop, m
     """It downloads its own model where vocab.txt is missing, and feeds 256 tokens of every text."""
     unlimited = workshop.checkpoint("tiny-encoder")  # by sentence-transformers
     chroma = specification("chroma", unlimited, AutoTokenizer.from_pretrained(minilm))
-    assert chroma.use.inputs(("input_ids", "attention_mask")) == ("input_ids", "token_type_ids", "attention_mask")
+    assert chroma.usage.inputs(("input_ids", "attention_mask")) == ("input_ids", "token_type_ids", "attention_mask")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(TargetError, match="feeds 256 tokens of every text, and this checkpoint takes 128") as caught:
         chroma.files(tmp_path, 128)
@@ -327,8 +327,8 @@ def test_queries_of_an_inference_free_encoder_weigh_the_same_in_its_consumers(
         token: weights[token] for token in ids[1:-1]
     }
     # IfSplade of fastembed: the vocabulary's own name of each token.
-    use = use_for(TARGETS["fastembed"], "sparse-encoding", (SpladePooling("max", "log1p_relu"),), looks_up=True)
-    specification("fastembed", checkpoint, AutoTokenizer.from_pretrained(folder), use).files(folder, 128)
+    usage = usage_for(TARGETS["fastembed"], "sparse-encoding", (SpladePooling("max", "log1p_relu"),), looks_up=True)
+    specification("fastembed", checkpoint, AutoTokenizer.from_pretrained(folder), usage).files(folder, 128)
     table = json.loads((folder / "idf.json").read_text())
     assert [table[tokenizer.id_to_token(token)] for token in ids] == weights[ids].tolist()
     assert list(table) == [tokenizer.id_to_token(token) for token in range(len(table))]  # the same file each time
@@ -417,9 +417,9 @@ def test_fastembed_has_one_kind_of_late_interaction(
     """That of colbertv2.0, whose tokens and lengths are written in its code; any other setting is refused by name."""
     (tmp_path / "config.json").write_text('{"architectures": ["HF_ColBERT"], "model_type": "bert"}')
     (tmp_path / "artifact.metadata").write_text(json.dumps(metadata))
-    use = use_for(TARGETS["fastembed"], "late-interaction")
-    fastembed = specification("fastembed", tmp_path, AutoTokenizer.from_pretrained(minilm), use)
-    assert use.inputs(("input_ids", "token_type_ids", "attention_mask")) == ("input_ids", "attention_mask")
+    usage = usage_for(TARGETS["fastembed"], "late-interaction")
+    fastembed = specification("fastembed", tmp_path, AutoTokenizer.from_pretrained(minilm), usage)
+    assert usage.inputs(("input_ids", "token_type_ids", "attention_mask")) == ("input_ids", "attention_mask")
     found = list(other_than_colbert(fastembed.source, fastembed.tokenizer))
     assert [text[: len(other)] for text in found] == ([other] if other else [])
     if other:
@@ -484,7 +484,7 @@ def test_the_head_that_a_target_needs_may_be_named(
     options = ExportOptions(model, target=target, head=head, task=task, output=tmp_path / "m")
     planned = prepare(Request.of(options)).plan.specification
     assert planned is not None
-    assert [info.name for info in planned.use.outputs] == outputs
+    assert [info.name for info in planned.usage.outputs] == outputs
 
 
 def test_every_target_is_checked_against_its_consumer() -> None:
@@ -504,4 +504,4 @@ def test_a_row_and_its_module_belong_together() -> None:
         assert class_of(row).__module__ == f"{targets.__name__}.{row.module}" if row.module else TargetSpecification
         assert row.takes_any_graph == (not row.graph) == (row.name == "plain")
         assert {row.length_in} <= {"", *row.files}
-        assert {name for use in row.uses for name in use.after or ()} <= set(COMPUTED)
+        assert {name for usage in row.usages for name in usage.after or ()} <= set(COMPUTED)

@@ -303,7 +303,7 @@ def test_the_form_of_a_target_is_compared(tmp_path: Path, target: str, change: C
     """A vocabulary, a file that is read alone, or all files through transformers."""
     found, row = written(minilm(tmp_path / "model", change)), TARGETS[target]
     source = Source.find(str(tmp_path / "model"))
-    consumer = class_of(row)(row, row.uses[0], source, None, found.own.tokenizer)
+    consumer = class_of(row)(row, row.usages[0], source, None, found.own.tokenizer)
     if target == "anserini":
         consumer.files(found.folder, None)
     if not differs:

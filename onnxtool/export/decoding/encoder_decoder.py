@@ -204,14 +204,14 @@ def trace_encoder_decoder(
         logits, after = parts.decode(named[IDS], named[ENCODER_MASK], before)
         return {LOGITS: logits, **{present_name(name): tensor for name, tensor in after.items()}}
 
-    before, across = _shapes(past, batch, PAST), _shapes(cross, batch, sequence)
-    taken = {IDS: (batch, length), ENCODER_MASK: (batch, sequence), **before, **across}
+    before, cross_shapes = _shapes(past, batch, PAST), _shapes(cross, batch, sequence)
+    input_shapes = {IDS: (batch, length), ENCODER_MASK: (batch, sequence), **before, **cross_shapes}
     after = _shapes(past, batch, f"{PAST} + {length}")
-    given = {LOGITS: (batch, length, logits.shape[-1]), **{present_name(name): after[name] for name in after}}
+    output_shapes = {LOGITS: (batch, length, logits.shape[-1]), **{present_name(name): after[name] for name in after}}
     sample = {IDS: words if parts.in_parallel else words[:, :1], ENCODER_MASK: inputs[MASK], **past, **cross}
-    encoder = Signature(dict(encoder_shapes), {present_name(name): across[name] for name in across})
+    encoder = Signature(dict(encoder_shapes), {present_name(name): cross_shapes[name] for name in cross_shapes})
     return (
-        _trace(model, step, sample, Signature(taken, given), strategy, opset),
+        _trace(model, step, sample, Signature(input_shapes, output_shapes), strategy, opset),
         _trace(model, encode, inputs, encoder, strategy, opset),
     )
 
@@ -357,7 +357,7 @@ class EncoderDecoderPipeline:
             raise ExportError(f"{type(model).__name__} is not an encoder-decoder for text", WITHOUT_CACHE)
         signature = detect_signature(model, modality)
         start_id = _start_of(model, modality.start_id)
-        parts = EncoderDecoder.of(model, modality.encoder.sample(signature.given), start_id)
+        parts = EncoderDecoder.of(model, modality.encoder.sample(signature.model_sizes), start_id)
         return cls(
             modality.encoder,
             signature,
@@ -389,7 +389,7 @@ class EncoderDecoderPipeline:
 
         With `lengths`, from texts with these numbers of tokens.
         """
-        fixed = {**self.signature.given, **strategy.fixed}
+        fixed = {**self.signature.model_sizes, **strategy.fixed}
 
         def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
             """Generate N tokens greedily after a prompt: logits float32 [B, N, V]."""
@@ -413,7 +413,7 @@ class EncoderDecoderPipeline:
             VerificationError: logits differ by more than `tolerance` at any step, as they do after a different token.
         """
         model = ModelFile.open(path)
-        first, step = (open_session(one, provider="cpu") for one in (encoder_path(model.path), model))
+        first, step = (open_session(model_path, provider="cpu") for model_path in (encoder_path(model.path), model))
         cases = [
             replace(case, feeds={**case.feeds, GENERATED: outputs[LOGITS].argmax(-1)})
             for case, outputs in zip(reference.cases, reference.outputs, strict=True)
@@ -457,7 +457,7 @@ class EncoderDecoderPipeline:
     def inputs(self, strategy: ExportStrategy, cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
         """Describe the decoder and encoder inputs, using the texts PyTorch generated from, or all if unverified."""
         decoder = {IDS: Recipe(KIND_OF_IDS, self.vocabulary_size), ENCODER_MASK: Recipe(KIND_OF_MASK)}
-        sizes = {**self.signature.given, **strategy.fixed}
+        sizes = {**self.signature.model_sizes, **strategy.fixed}
         return (decoder, ()), (self.modality.recipes, self.modality.cases(sizes) if cases is None else cases)
 
     def links(self, path: Path) -> tuple[dict[str, str], ...]:
@@ -473,8 +473,8 @@ class EncoderDecoderPipeline:
 
     def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
         """List fixed axes and missing inputs."""
-        given = {**({} if self.in_parallel else {DECODER_SEQUENCE: 1}), **self.signature.given}
-        notes = list(size_notes(architecture, given, strategy.fixed, "these files"))
+        sizes = {**({} if self.in_parallel else {DECODER_SEQUENCE: 1}), **self.signature.model_sizes}
+        notes = list(size_notes(architecture, sizes, strategy.fixed, "these files"))
         if self._longest_answer != self.longest:
             stated = "" if self.longest is None else f", of the {self.longest} that the checkpoint states"
             notes.append(f"for answers of up to {self._longest_answer} tokens{stated}: longer ones are not verified")
@@ -490,8 +490,8 @@ def _start_of(model: Any, otherwise: int) -> int:
     """Return the first token of decoder texts, looked up as in `generate`."""
     configs = (model.generation_config, model.config)
     names = ("decoder_start_token_id", "bos_token_id")
-    found = (getattr(config, name, None) for name in names for config in configs)
-    return next((token for token in found if isinstance(token, int)), otherwise)
+    token_ids = (getattr(config, name, None) for name in names for config in configs)
+    return next((token for token in token_ids if isinstance(token, int)), otherwise)
 
 
 def generate_from_text(

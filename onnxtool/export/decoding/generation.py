@@ -112,9 +112,9 @@ class GenerationPipeline:
         wanted: list[Mapping[str, NDArray[Any]]] = []
         for case, outputs in zip(reference.cases, reference.outputs, strict=True):
             generated = outputs[LOGITS][:, -NEW_TOKENS:].argmax(-1)
-            given = [replace(case, feeds={**case.feeds, GENERATED: generated}), *_in_pieces(case, generated)]
-            cases += given
-            wanted += [outputs] * len(given)
+            variants = [replace(case, feeds={**case.feeds, GENERATED: generated}), *_in_pieces(case, generated)]
+            cases += variants
+            wanted += [outputs] * len(variants)
 
         def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
             logits, _ = generate(session, feeds, tolerance=tolerance)
@@ -253,8 +253,8 @@ def generate(
     ends = np.cumsum(feeds.get(PIECES, [ids.shape[1]]))
     start = 0
     for end in (*ends, *(ends[-1] + np.arange(1, new_tokens))):
-        given = ids[:, start:end] if start < ids.shape[1] else chosen[-1][:, None]
-        outputs = session.run({IDS: given, MASK: mask[:, :end], **cache})
+        tokens = ids[:, start:end] if start < ids.shape[1] else chosen[-1][:, None]
+        outputs = session.run({IDS: tokens, MASK: mask[:, :end], **cache})
         logits.append(outputs[LOGITS])
         cache = {name: outputs[present_name(name)] for name in cache}
         if end >= ids.shape[1]:

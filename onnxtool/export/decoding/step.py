@@ -83,15 +83,15 @@ def capture_step(model: Any, *, parallel: bool) -> Step:
     from transformers.exporters.utils import get_leaf_tensors
 
     register_cache_pytrees_for_model(model)
-    arguments, other = (_capture(model, *sample, parallel=parallel) for sample in _SAMPLES)
+    arguments, other_arguments = (_capture(model, *sample, parallel=parallel) for sample in _SAMPLES)
     positions = arguments.pop("position_ids", None)
-    leaves, others = get_leaf_tensors(arguments), get_leaf_tensors(other)
-    own = [path for path in leaves if path not in (IDS, MASK) and path.split(".")[0] not in _CACHES]
-    if leaves.keys() != others.keys() - {"position_ids"}:
+    leaves, other_leaves = get_leaf_tensors(arguments), get_leaf_tensors(other_arguments)
+    extra_inputs = [path for path in leaves if path not in (IDS, MASK) and path.split(".")[0] not in _CACHES]
+    if leaves.keys() != other_leaves.keys() - {"position_ids"}:
         raise ExportError(f"the cache of {type(model).__name__} differs between prompts", WITHOUT_CACHE)
-    if own or IDS not in leaves:
+    if extra_inputs or IDS not in leaves:
         raise ExportError(
-            f"{type(model).__name__} generates with inputs other than ids, mask and cache: {', '.join(own)}",
+            f"{type(model).__name__} generates with inputs other than ids, mask and cache: {', '.join(extra_inputs)}",
             WITHOUT_CACHE,
         )
     if positions is not None and not (
@@ -104,7 +104,7 @@ def capture_step(model: Any, *, parallel: bool) -> Step:
     if parallel and MASK not in leaves:
         raise ExportError(f"{type(model).__name__} takes no mask when it has a cache", WITHOUT_CACHE)
     axes = {
-        path: _axes(path, tuple(leaf.shape), tuple(others[path].shape), parallel=parallel)
+        path: _axes(path, tuple(leaf.shape), tuple(other_leaves[path].shape), parallel=parallel)
         for path, leaf in leaves.items()
     }
     strange = [axis for path in axes for axis in axes[path] if isinstance(axis, str) and "_axis_" in axis]
@@ -115,7 +115,7 @@ def capture_step(model: Any, *, parallel: bool) -> Step:
         )
     if parallel and (chunk := chunk_size(model)) is not None:
         _lengthen(arguments, 2 * chunk + 3)
-    fixed = {path: leaf for path, leaf in leaves.items() if leaf.ndim == 0 and leaf.equal(others[path])}
+    fixed = {path: leaf for path, leaf in leaves.items() if leaf.ndim == 0 and leaf.equal(other_leaves[path])}
     leading = None if positions is None else tuple(positions.shape[:-2])
     step = Step(arguments, leading, axes, fixed)
     if not step.cache:
@@ -286,10 +286,10 @@ def trace_with_cache(model: Any, *, prompts: str, opset: int | None) -> ir.Model
     if not parallel:
         traced = loop_over_tokens(traced, cache)
     elif chunk_size(model) is not None:
-        one, same = _traced_step(model, opset, parallel=False)
+        single_token, same = _traced_step(model, opset, parallel=False)
         if same != cache:
             raise ExportError(f"the cache of {type(model).__name__} differs after a prompt", WITHOUT_CACHE)
-        traced = choose_by_length(traced, one)
+        traced = choose_by_length(traced, single_token)
     _set_shapes(traced.graph, cache)
     strip(traced)
     return traced
@@ -409,8 +409,8 @@ def choose_by_length(prompts: ir.Model, step: ir.Model) -> ir.Model:
         A graph with the inputs and outputs of `prompts`. Shared weights are stored once.
     """
     outer = Writer(naming=scoped("tokens"))
-    given = {str(value.name): ir.val(str(value.name), value.dtype) for value in prompts.graph.inputs}
-    length, total = (_num_columns(outer, given[name]) for name in (IDS, MASK))
+    inputs = {str(value.name): ir.val(str(value.name), value.dtype) for value in prompts.graph.inputs}
+    length, total = (_num_columns(outer, inputs[name]) for name in (IDS, MASK))
     is_one = outer.op("Equal", length, outer.constant(np.array(1), "tokens/one"))
     is_step = outer.op("And", is_one, outer.op("Greater", total, length))
     own = _share_weights(step.graph, prompts.graph)
@@ -424,14 +424,14 @@ def choose_by_length(prompts: ir.Model, step: ir.Model) -> ir.Model:
             for output in node.outputs:
                 output.name = f"{_STEP}/{output.name}"
     branches = [
-        ir.AttrGraph("then_branch", _branch(step.graph, given, _STEP)),
-        ir.AttrGraph("else_branch", _branch(prompts.graph, given, "prompt")),
+        ir.AttrGraph("then_branch", _branch(step.graph, inputs, _STEP)),
+        ir.AttrGraph("else_branch", _branch(prompts.graph, inputs, "prompt")),
     ]
     choice = ir.Node("", "If", [is_step], branches, num_outputs=len(outputs), name="tokens")
     outer.nodes.append(choice)
     for value, (name, kind, shape) in zip(choice.outputs, outputs, strict=True):
         value.name, value.type, value.shape = name, kind, shape
-    return _around(prompts, list(given.values()), choice.outputs, outer, weights)
+    return _around(prompts, list(inputs.values()), choice.outputs, outer, weights)
 
 
 def _num_columns(outer: Writer, tensor: ir.Value) -> ir.Value:
@@ -483,10 +483,10 @@ def _content(value: ir.Value) -> tuple[str, tuple[int, ...], bytes]:
     return str(tensor.dtype), array.shape, hashlib.blake2b(content.data, digest_size=16).digest()
 
 
-def _branch(graph: ir.Graph, given: Mapping[str, ir.Value], name: str) -> ir.Graph:
+def _branch(graph: ir.Graph, inputs: Mapping[str, ir.Value], name: str) -> ir.Graph:
     """Make a branch from a graph, using the surrounding inputs."""
     for value in list(graph.inputs):
-        value.replace_all_uses_with(given[str(value.name)])
+        value.replace_all_uses_with(inputs[str(value.name)])
     results, nodes = list(graph.outputs), list(graph)
     graph.outputs.clear()
     graph.initializers.clear()
@@ -512,7 +512,7 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]])
     outer = Writer(naming=scoped("tokens"))
     ids, mask = (ir.val(name, ir.DataType.INT64) for name in (IDS, MASK))
     taken = {str(value.name): value for value in step.graph.inputs}
-    given = {name: ir.val(name, taken[name].dtype) for name in cache}
+    cache_inputs = {name: ir.val(name, taken[name].dtype) for name in cache}
     length, total = (_num_columns(outer, tensor) for tensor in (ids, mask))
     before = outer.op("Sub", total, length)
     logits, *presents = step.graph.outputs
@@ -520,7 +520,7 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]])
     loop = ir.Node(
         "",
         "Loop",
-        [length, outer.constant(np.array(True), "tokens/go"), *given.values()],
+        [length, outer.constant(np.array(True), "tokens/go"), *cache_inputs.values()],
         [ir.AttrGraph("body", body)],
         num_outputs=len(cache) + 1,
         name="tokens",
@@ -537,7 +537,7 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]])
         value.name = f"step/{value.name}"
     weights = list(step.graph.initializers.values())
     step.graph.initializers.clear()
-    return _around(step, [ids, mask, *given.values()], [result, *loop.outputs[:-1]], outer, weights)
+    return _around(step, [ids, mask, *cache_inputs.values()], [result, *loop.outputs[:-1]], outer, weights)
 
 
 def _body(

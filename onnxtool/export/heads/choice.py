@@ -50,7 +50,7 @@ from onnxtool.checkpoint.token_modules import (
     read_token_modules,
 )
 from onnxtool.errors import CheckpointError, ExportError
-from onnxtool.export.heads.head import Head, require_output
+from onnxtool.export.heads.head import GraphHead, require_output
 from onnxtool.export.modalities.finding import SIDES, Side
 from onnxtool.export.pickles import load_pickle
 from onnxtool.export.signature import Signature
@@ -102,7 +102,7 @@ _STATES = "last_hidden_state"
 
 
 @dataclass(frozen=True)
-class Choice:
+class HeadChoice:
     """The head to export.
 
     Attributes:
@@ -112,11 +112,11 @@ class Choice:
     """
 
     name: str
-    head: Head | None
+    head: GraphHead | None
     why: str = ""
 
 
-def recognize_head(source: Source, architecture: str) -> Choice:
+def recognize_head(source: Source, architecture: str) -> HeadChoice:
     """Determine which head a checkpoint was trained with, and the evidence for it.
 
     Args:
@@ -132,18 +132,18 @@ def recognize_head(source: Source, architecture: str) -> Choice:
     """
     modules = source.sentence_modules
     if modules.is_late_interaction:
-        return Choice(
+        return HeadChoice(
             LATE_INTERACTION, read_head(LATE_INTERACTION, source), "the checkpoint has a vector for each token"
         )
     if modules.kinds[:1] == (STATIC,):
-        return Choice("embedding", read_head("embedding", source), f"modules.json names {STATIC}")
+        return HeadChoice("embedding", read_head("embedding", source), f"modules.json names {STATIC}")
     if source.is_m3:
-        return Choice(M3, read_m3(source), f"{' and '.join(M3_FILES)} are next to the model")
+        return HeadChoice(M3, read_m3(source), f"{' and '.join(M3_FILES)} are next to the model")
     if _scores_vectors(modules):
-        return Choice("reranker", _scored_embedding(source), f"{ENCODER_NAME} names {_CROSS_ENCODER}")
+        return HeadChoice("reranker", _scored_embedding(source), f"{ENCODER_NAME} names {_CROSS_ENCODER}")
     for kind in _KINDS:
         if kind.pooling.__name__ in modules.kinds:
-            return Choice(kind.name, read_head(kind.name, source), f"modules.json names {kind.pooling.__name__}")
+            return HeadChoice(kind.name, read_head(kind.name, source), f"modules.json names {kind.pooling.__name__}")
     if modules.kinds:
         require_known_settings(modules, source)
         raise source.refuse(
@@ -151,17 +151,17 @@ def recognize_head(source: Source, architecture: str) -> Choice:
             f"but {' and '.join(kind.pooling.__name__ for kind in _KINDS)}"
         )
     if not architecture.endswith(_MASKED):
-        return Choice("none", None, "the checkpoint does not say how it is pooled")
+        return HeadChoice("none", None, "the checkpoint does not say how it is pooled")
     if evidence := splade_evidence(source):
-        return Choice("splade", read_head("splade", source), evidence)
+        return HeadChoice("splade", read_head("splade", source), evidence)
     if source.card_tags:  # which would say it
-        return Choice("none", None)
-    return Choice(
+        return HeadChoice("none", None)
+    return HeadChoice(
         "none", None, "nothing says what this masked language model is for; if it is a SPLADE, pass --head splade"
     )
 
 
-def read_head(name: str, source: Source) -> Head | None:
+def read_head(name: str, source: Source) -> GraphHead | None:
     """Read the settings and weights of the head named `name`; None for names that add nothing to the model.
 
     A sparse encoder without modules weighs terms as SPLADE v2.
@@ -187,10 +187,10 @@ def read_head(name: str, source: Source) -> Head | None:
             f"{source.model_name} does not say how it pools: it has no modules.json with a {kind.pooling.__name__}",
             "pass --head none, and pool after the model; a hub model needs the network once for this file",
         )
-    return Head(kind.name, kind.source, kind.output, kind.task, modules or (SpladePooling(),))
+    return GraphHead(kind.name, kind.source, kind.output, kind.task, modules or (SpladePooling(),))
 
 
-def _late_interaction(kind: _HeadKind, source: Source) -> Head:
+def _late_interaction(kind: _HeadKind, source: Source) -> GraphHead:
     modules = source.sentence_modules
     if not modules.is_late_interaction:
         raise source.refuse(
@@ -201,7 +201,7 @@ def _late_interaction(kind: _HeadKind, source: Source) -> Head:
     read_mask(modules)  # fail if `infer` would refuse the export
     expansion = QueryExpansion.of(modules, source)
     unseen = 0 if expansion is None or expansion.attend else expansion.length
-    return Head(
+    return GraphHead(
         kind.name, kind.source, kind.output, kind.task, read_token_modules(modules), keeps_tokens=True,
         unseen_length=unseen,
     )  # fmt: skip
@@ -225,7 +225,7 @@ def _scores_vectors(modules: SentenceModules) -> bool:
     return modules.encoder_class == _CROSS_ENCODER and Pooling.__name__ in modules.kinds
 
 
-def _scored_embedding(source: Source) -> Head:
+def _scored_embedding(source: Source) -> GraphHead:
     """Return the head of a CrossEncoder that scores a vector of the pair: pooling, with a Dense at the end.
 
     Raises:
@@ -239,11 +239,11 @@ def _scored_embedding(source: Source) -> Head:
         )
     # The computation treats scores as another vector.
     projection = replace(last, settings={**last.settings, "module_output_name": None})
-    read = read_pooling_modules(replace(modules, modules=(*before, projection)), Pooling)
-    return Head("reranker", "last_hidden_state", "logits", "text-classification", read)
+    pooling = read_pooling_modules(replace(modules, modules=(*before, projection)), Pooling)
+    return GraphHead("reranker", "last_hidden_state", "logits", "text-classification", pooling)
 
 
-def _plain_reranker(checkpoint: Checkpoint) -> Head:
+def _plain_reranker(checkpoint: Checkpoint) -> GraphHead:
     """Return the head of a causal language model without modules: `yes` minus `no`.
 
     Raises:
@@ -259,7 +259,7 @@ def _plain_reranker(checkpoint: Checkpoint) -> Head:
         )
     kind = next(kind for kind in _KINDS if kind.pooling is LogitScore)
     score = LogitScore(*(vocabulary[token] for token in _VERDICTS))
-    return Head(kind.name, kind.source, kind.output, kind.task, (score,))
+    return GraphHead(kind.name, kind.source, kind.output, kind.task, (score,))
 
 
 def check_head(name: str, task: str) -> None:
@@ -290,7 +290,7 @@ def _own_task(name: str) -> str | None:
     return tasks.get(name)
 
 
-def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task: str = "auto") -> Choice:
+def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task: str = "auto") -> HeadChoice:
     """Choose the head: the one with that name, or for `auto`, the one that the checkpoint was trained with.
 
     Args:
@@ -307,9 +307,9 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
         if name == "logits":
             require_output(name, "logits", signature)
         is_plain = name == "reranker" and not checkpoint.source.sentence_modules.modules
-        choice = Choice(name, _plain_reranker(checkpoint) if is_plain else read_head(name, checkpoint.source))
+        choice = HeadChoice(name, _plain_reranker(checkpoint) if is_plain else read_head(name, checkpoint.source))
     elif checkpoint.architecture == SPARSE_STATIC:
-        choice = Choice("none", None, "terms are weighed by a table")
+        choice = HeadChoice("none", None, "terms are weighed by a table")
     elif checkpoint.task in (kind.task for kind in _KINDS) or _says_little(checkpoint, task):
         choice = _recognize(checkpoint, task)
         off = (
@@ -322,7 +322,7 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
     else:  # a --task of another kind requests the model's output for that task
         if task == "auto":
             _require_own_outputs(checkpoint.source)
-        choice = Choice("none", None)
+        choice = HeadChoice("none", None)
     if choice.head is not None:
         choice.head.check(signature)
     elif name == "auto" and "logits" in signature.outputs:
@@ -335,7 +335,7 @@ def _says_little(checkpoint: Checkpoint, task: str) -> bool:
     return task == "auto" and checkpoint.task == "fill-mask" and not checkpoint.source.sentence_modules.modules
 
 
-def _recognize(checkpoint: Checkpoint, task: str) -> Choice:
+def _recognize(checkpoint: Checkpoint, task: str) -> HeadChoice:
     """Determine the checkpoint's head for its task; `task` is the one that the user requested.
 
     Raises:
@@ -345,10 +345,10 @@ def _recognize(checkpoint: Checkpoint, task: str) -> Choice:
     source = checkpoint.source
     if checkpoint.task == RANKING and not source.sentence_modules.modules:
         verdicts = " and ".join(map(repr, _VERDICTS))
-        return Choice("reranker", _plain_reranker(checkpoint), f"a document is scored by the logits of {verdicts}")
+        return HeadChoice("reranker", _plain_reranker(checkpoint), f"a document is scored by the logits of {verdicts}")
     choice = recognize_head(source, checkpoint.architecture)
     if task == "sparse-encoding" and choice.head is None:
-        return Choice("splade", read_head("splade", source))
+        return HeadChoice("splade", read_head("splade", source))
     if choice.head is not None and task not in ("auto", choice.head.task, *_ALSO.get(choice.name, ())):
         raise ExportError(
             f"--task {task} was passed, but {source.model_name} is for {choice.head.task}: {choice.why}",
@@ -359,7 +359,7 @@ def _recognize(checkpoint: Checkpoint, task: str) -> Choice:
 
 def choose_side_head(
     name: str, side: Side, source: Source, signature: Signature, *, scales: bool, pads: bool
-) -> Choice:
+) -> HeadChoice:
     """Choose what follows one side of a dual encoder: what sentence-transformers computes, or the model's own steps.
 
     Args:
@@ -375,7 +375,7 @@ def choose_side_head(
         ExportError: the head is not for dual encoders.
     """
     if name == "none":
-        return Choice(name, None)
+        return HeadChoice(name, None)
     if name not in ("auto", "embedding"):
         raise ExportError(f"the head {name} does not apply to a side of a dual encoder", "pass --head auto, or none")
     if name == "auto" and side.task == TASK_OF_PICTURES:
@@ -391,25 +391,25 @@ def choose_side_head(
     if not source.sentence_modules.modules:
         modules = (Normalize(),) if scales else ()
         why = f"{side.embeddings} as the model's own forward compares them"
-    head = Head("embedding", side.features, side.embeddings, side.task, modules)
+    head = GraphHead("embedding", side.features, side.embeddings, side.task, modules)
     head.check(signature)
-    return Choice(head.name, head, f"{why}; --head none gives what {side.method} gives" if name == "auto" else "")
+    return HeadChoice(head.name, head, f"{why}; --head none gives what {side.method} gives" if name == "auto" else "")
 
 
-def _require_known(read: Callable[[Source], object], source: Source, anyway: str) -> None:
-    """Refuse a checkpoint whose images `infer` could not prepare, using `read` to check.
+def _require_known(check: Callable[[Source], object], source: Source, anyway: str) -> None:
+    """Refuse a checkpoint whose images `infer` could not prepare, which `check` finds out.
 
     Raises:
         CheckpointError: its image processor, or one of its settings, is not supported.
     """
     try:
-        read(source)
+        check(source)
     except CheckpointError as error:
         hint = f"pass {anyway} to export it anyway, and prepare images with transformers"
         raise CheckpointError(error.message, hint) from None
 
 
-def choose_no_head(name: str, source: Source) -> Choice:
+def choose_no_head(name: str, source: Source) -> HeadChoice:
     """Choose the head for a page retriever, which returns vectors itself.
 
     Args:
@@ -427,7 +427,7 @@ def choose_no_head(name: str, source: Source) -> Choice:
     require_known_page_modules(source)
     if name == "auto":
         _require_known(require_known_pages, source, "--head none")
-    return Choice("none", None)
+    return HeadChoice("none", None)
 
 
 def _require_own_outputs(source: Source) -> None:
@@ -442,11 +442,11 @@ def _require_own_outputs(source: Source) -> None:
             f"sentence-transformers encodes texts and images separately with {source.model_name}",
             f"export each side: {' and '.join(f'--task {side.task}' for side in SIDES)}",
         )
-    others = [kind for kind in modules.kinds if kind not in (*TRANSFORMERS, "Dropout")]
-    if others:
+    unsupported = [kind for kind in modules.kinds if kind not in (*TRANSFORMERS, "Dropout")]
+    if unsupported:
         raise source.refuse(
-            f"modules.json of {source.model_name} names {', '.join(others)}, which onnxtool does not compute behind "
-            "a model of this kind"
+            f"modules.json of {source.model_name} names {', '.join(unsupported)}, which onnxtool does not compute "
+            "behind a model of this kind"
         )
     require_known_settings(modules, source)
 
@@ -483,16 +483,16 @@ def splade_evidence(source: Source) -> str:
     if name := _named(path_parts(source.model_name)) or _named(source.origin.split("/")):
         return f"it is called {name}"
     for key in _CARD_KEYS:
-        if found := _found(source.card.get(key)):
-            return f"the model card's {key} says {found}"
-    config = source.read("config.json")
+        if mention := _found(source.card.get(key)):
+            return f"the model card's {key} says {mention}"
+    config = source.read_object("config.json")
     for key in _CONFIG_KEYS:
-        if found := _found(config.get(key)):
-            return f"{key} of config.json says {found}"
+        if mention := _found(config.get(key)):
+            return f"{key} of config.json says {mention}"
     for file in _TRAINING_FILES:
         with suppress(CheckpointError):  # not part of the model: a file that cannot be parsed is no evidence
-            if found := _found(source.read_json(file)):
-                return f"{file} says {found}"
+            if mention := _found(source.read_json(file)):
+                return f"{file} says {mention}"
     return ""
 
 
@@ -526,7 +526,7 @@ def _texts(value: Json) -> Iterator[str]:
             waiting += reversed(item)
 
 
-def read_m3(source: Source) -> Head:
+def read_m3(source: Source) -> GraphHead:
     """Read the head of an M3 embedder: a text vector, a weight per token and a vector per token, from one pass.
 
     Chen et al., 2024, arXiv:2402.03216; layout and formulas of FlagEmbedding 1.4: next to the transformer are
@@ -546,11 +546,11 @@ def read_m3(source: Source) -> Head:
     lexical: tuple[PoolingModule, ...] = (LexicalWeights(weight, bias),)
     projection = Dense("colbert_linear", *_read_linear(source, _COLBERT), "Identity", on_tokens=True)
     colbert = (projection, ZeroPadding(), Normalize(on_tokens=True))
-    return Head(
+    return GraphHead(
         M3, _STATES, VECTOR, "sentence-similarity", modules,
-        beside=(
-            Head(M3, _STATES, TOKEN_WEIGHTS, "sparse-encoding", lexical, keeps_tokens=True),
-            Head(M3, _STATES, TOKENS, LATE_INTERACTION, colbert, keeps_tokens=True),
+        extra_heads=(
+            GraphHead(M3, _STATES, TOKEN_WEIGHTS, "sparse-encoding", lexical, keeps_tokens=True),
+            GraphHead(M3, _STATES, TOKENS, LATE_INTERACTION, colbert, keeps_tokens=True),
         ),
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Head:
+class GraphHead:
     """A head with its checkpoint's settings and weights.
 
     Attributes:
@@ -33,7 +33,7 @@ class Head:
         keeps_tokens: whether there is a vector per token, or a number ([B, S]).
         unseen_length: query length whose tokens count although the model does not see them; 0 if there are none.
         pruning: how the graph prunes its vectors; None for as computed.
-        beside: further heads on the same model output, whose outputs follow.
+        extra_heads: further heads on the same model output, whose outputs follow.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Head:
     keeps_tokens: bool = False
     unseen_length: int = 0
     pruning: Pruning | None = None
-    beside: tuple[Head, ...] = ()
+    extra_heads: tuple[GraphHead, ...] = ()
 
     @property
-    def all(self) -> tuple[Head, ...]:
-        """This head and the ones in `beside`."""
-        return (self, *self.beside)
+    def all(self) -> tuple[GraphHead, ...]:
+        """This head and its extra heads."""
+        return (self, *self.extra_heads)
 
     @property
     def leaves_prompt_out(self) -> bool:
@@ -92,7 +92,7 @@ class Head:
             ) from None
         return before
 
-    def truncated(self, dimensions: int, signature: Signature) -> Head:
+    def truncated(self, dimensions: int, signature: Signature) -> GraphHead:
         """Return the head that keeps only the first `dimensions` of W numbers.
 
         Raises:
@@ -147,7 +147,7 @@ def require_output(head: str, output: str, signature: Signature) -> None:
         )
 
 
-def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
+def append_head(model: ir.Model, head: GraphHead, *, keep_raw: bool = False) -> None:
     """Replace the graph's outputs with those of `head`; with `keep_raw`, also keep the output that it reads."""
     import onnx_ir as ir
     import onnx_ir.passes.common as common
@@ -166,7 +166,7 @@ def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
     common.RemoveUnusedNodesPass()(model)  # what only the previous outputs used, such as BERT's pooler
 
 
-def _build(graph: ir.Graph, head: Head, source: ir.Value, mask: ir.Value, pooled: ir.Value | None) -> ir.Value:
+def _build(graph: ir.Graph, head: GraphHead, source: ir.Value, mask: ir.Value, pooled: ir.Value | None) -> ir.Value:
     import onnx_ir as ir
 
     assert source.dtype is not None  # noqa: S101  checked by the caller
@@ -191,7 +191,7 @@ def _build(graph: ir.Graph, head: Head, source: ir.Value, mask: ir.Value, pooled
     return output
 
 
-def keep_read_rows(model: Any, head: Head, signature: Signature) -> tuple[Head, Signature]:
+def keep_read_rows(model: Any, head: GraphHead, signature: Signature) -> tuple[GraphHead, Signature]:
     """Replace the output head [V, H] of `model` with its rows [R, H] for the tokens that `head` reads, in place.
 
     What the model does to logits afterward, such as Gemma's bounds, stays: it is elementwise. If the rows belong to the

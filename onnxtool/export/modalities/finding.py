@@ -58,7 +58,7 @@ SIDES = (
 def find_side(model: Any, task: str) -> Side | None:
     """Return the side that `task` selects; None if the model is not a dual encoder, or the task is another."""
     side = next((side for side in SIDES if side.task == task), None)
-    return side if all(hasattr(model, one.method) for one in SIDES) else None
+    return side if all(hasattr(model, other.method) for other in SIDES) else None
 
 
 def restrict(model: Any, checkpoint: Checkpoint) -> Any:
@@ -289,7 +289,7 @@ def give_states(model: Any, states: TokenStates) -> None:
     forward = model.forward
 
     @functools.wraps(forward)
-    def chosen(*args: Any, **kwargs: Any) -> Any:
+    def forward_with_states(*args: Any, **kwargs: Any) -> Any:
         outputs = forward(*args, **{**kwargs, "output_hidden_states": True})
         layers = outputs[_ALL]
         if not states.fits(len(layers)):
@@ -298,7 +298,7 @@ def give_states(model: Any, states: TokenStates) -> None:
                 f"{'no' if states.weights is None else len(states.weights)} weights, and its model has {len(layers)}",
                 "the folder mixes two models; take both from one",
             )
-        others = {name: value for name, value in outputs.items() if name not in (_LAST, _ALL)}
-        return type(outputs)(last_hidden_state=states.choose(torch, layers), **others)
+        unchanged = {name: value for name, value in outputs.items() if name not in (_LAST, _ALL)}
+        return type(outputs)(last_hidden_state=states.choose(torch, layers), **unchanged)
 
-    model.forward = chosen
+    model.forward = forward_with_states

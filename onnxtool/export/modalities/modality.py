@@ -97,11 +97,11 @@ def usual_sizes(modality: Modality) -> dict[str, int]:
     return {axis.name: axis.usual for axis in modality.axes}
 
 
-def size_notes(architecture: str, given: Sizes, fixed: Sizes, files: str) -> Iterator[str]:
-    """Yield notes for the user about the axes of one size: `given` by the model, and `fixed` in its `files`."""
+def size_notes(architecture: str, model_sizes: Sizes, file_sizes: Sizes, files: str) -> Iterator[str]:
+    """Yield notes for the user about axes of one size, which the model fixes, or only its `files`."""
     for sizes, note in (
-        (given, f"{architecture} itself takes one size only"),
-        (fixed, f"fixed in {files}, though {architecture} takes other sizes"),
+        (model_sizes, f"{architecture} itself takes one size only"),
+        (file_sizes, f"fixed in {files}, though {architecture} takes other sizes"),
     ):
         if sizes:
             yield f"{note}: {', '.join(f'{axis} {size}' for axis, size in sizes.items())}"

@@ -228,9 +228,9 @@ def find_page_inputs(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ..
     image_id = model.config.vlm_config.image_token_id
     inputs = PageInputs.of(checkpoint.load_processor("processor"), accepted, model, image_id)
     pages = inputs.pages()
-    found = run_torch_tensors(model, {name: pages[name] for name in accepted})[TOKENS]
+    restricted = run_torch_tensors(model, {name: pages[name] for name in accepted})[TOKENS]
     own = run_own_forward(model, pages)["embeddings"]
-    if found.shape != own.shape or not (found - own).abs().max() <= _SAME:
+    if restricted.shape != own.shape or not (restricted - own).abs().max() <= _SAME:
         raise ExportError(
             f"{type(model).__name__} computes other vectors of pages than onnxtool's form of it",
             "use the version of transformers that onnxtool was tested with (5.23)",
@@ -353,13 +353,13 @@ def _divided(numbers: Any, by: Any) -> tuple[Any, Any]:
     return torch.div(numbers, by, rounding_mode="floor"), numbers % by
 
 
-def _attend(self: Any, hidden_states: Any, cu_seqlens: Any, position_embeddings: Any, **others: Any) -> Any:
+def _attend(self: Any, hidden_states: Any, cu_seqlens: Any, position_embeddings: Any, **kwargs: Any) -> Any:
     """Attend within pages: `hidden_states` float [B * N, W], with the mask of `_places_and_mask` as `cu_seqlens`."""
     import torch
     from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
 
     if cu_seqlens.ndim == 1:  # lengths, as passed by the model's own forward
-        return type(self).forward(self, hidden_states, cu_seqlens, position_embeddings, **others)
+        return type(self).forward(self, hidden_states, cu_seqlens, position_embeddings, **kwargs)
     batch, heads = cu_seqlens.shape[0], self.num_heads
     query, key, value = self.qkv(hidden_states).unflatten(-1, (3, heads, -1)).unbind(1)
     turned = (*apply_rotary_pos_emb_vision(query, key, *position_embeddings), value)

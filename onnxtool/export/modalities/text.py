@@ -78,11 +78,11 @@ class TextInputs:
         tokens = run(lambda: tokenizer(["a"]), "tokenizer", TOKENIZER_FILE)
         offered = {name: np.asarray(array).shape[2:] for name, array in tokens.items()}
         if "input_ids" not in accepted and "inputs" in accepted:  # Perceiver's name for them
-            offered = {{"input_ids": "inputs"}.get(name, name): rest for name, rest in offered.items()}
+            offered = {{"input_ids": "inputs"}.get(name, name): token_shape for name, token_shape in offered.items()}
         config = text_config(model)
         # DeBERTa takes token types and ignores them.
         ignored = {"token_type_ids"} if getattr(config, "type_vocab_size", None) == 0 else set()
-        names = {name: rest for name, rest in offered.items() if name in accepted and name not in ignored}
+        names = {name: token_shape for name, token_shape in offered.items() if name in accepted and name not in ignored}
         if not {"input_ids", "inputs"} & set(names):
             raise disagreement(model, accepted, "tokenizer", offered)
         ids = vocabulary_size(model) or FEW_IDS
@@ -215,8 +215,8 @@ class TextInputs:
         """Draw ids from the whole vocabulary, including in padding, so that an unapplied mask is detected."""
         generator, rows = np.random.default_rng(seed), (shape.batch_size, shape.sequence_length)
         return {
-            name: self.recipes[name].draw((*rows, *rest), shape.mask, generator).astype(np.int64)
-            for name, rest in self.names.items()
+            name: self.recipes[name].draw((*rows, *token_shape), shape.mask, generator).astype(np.int64)
+            for name, token_shape in self.names.items()
         }
 
     def _other_padding(self, case: Case) -> Case:
@@ -302,7 +302,7 @@ def choose_side(
     """
     own = text.tokenizer.padding_side
     errors = {side: list(_errors(model, text, side, sequences, tolerance)) for side in PADDING_SIDES}
-    sides = tuple(side for side, found in errors.items() if all(error.passed for error in found))
+    sides = tuple(side for side, side_errors in errors.items() if all(error.passed for error in side_errors))
     side = own if own in sides else next(iter(sides), NO_PADDING)
     if sides:
         text.tokenizer.padding_side = side

@@ -41,7 +41,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Use:
+class Usage:
     """The way a consumer uses models of one kind.
 
     Attributes:
@@ -83,7 +83,7 @@ class Target:
     Attributes:
         name: its --target name.
         title: its name for users.
-        uses: the uses it accepts; for several of one kind, the first that suits a checkpoint; empty for any graph.
+        usages: how it uses models; for several of one kind, the first that suits a checkpoint; empty for any graph.
         graph: the graph file in the folder, with `{name}` for the model's name; empty for a file next to the folder.
         files: other files that the folder must have.
         versions: the highest IR version and opset that its onnxruntime reads; None for no bound.
@@ -114,7 +114,7 @@ class Target:
 
     name: str
     title: str
-    uses: tuple[Use, ...]
+    usages: tuple[Usage, ...]
     graph: str = _MODEL
     files: tuple[str, ...] = _FILES
     versions: tuple[int, int] | None = _ORT_1_20
@@ -151,8 +151,8 @@ class Target:
         Raises:
             TargetError: it opens no file for one of them.
         """
-        found = tuple(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
-        if wrong := [name for name in found if name not in self.variants]:
+        precisions = tuple(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
+        if wrong := [name for name in precisions if name not in self.variants]:
             opened = f", but in {', '.join(self.variants)}" if self.variants else ": it opens a single file"
             bits = re.findall(r"\d+", wrong[0])[:1]
             alike = [name for name in self.variants if re.findall(r"\d+", name)[:1] == bits]
@@ -162,12 +162,12 @@ class Target:
                 if bits and alike
                 else "leave it out, or run `onnxtool optimize` on the file",
             )
-        return found
+        return precisions
 
     @property
     def takes_any_graph(self) -> bool:
         """Whether it accepts graphs without adaptation, as files next to a folder; others read one folder."""
-        return not self.uses
+        return not self.usages
 
 
 _TYPES = "token_type_ids"
@@ -185,15 +185,15 @@ _TERMS = TensorInfo("output_idx", "int64", ("terms",)), TensorInfo("output_weigh
 _WEIGHTS = TensorInfo("sparse", "float32", _OF_TEXTS)
 
 # Uses shared by several consumers; the last ones are those of sentence-transformers, which computes its own modules.
-_IN_GRAPH = Use(DENSE, (_VECTORS,), "embedding")
-_BY_CONSUMER = Use(DENSE, (_STATES,), after=("mean", "cls", "lasttoken", "normalize"))
-_BY_MEAN_OR_CLS = Use(DENSE, (_STATES,), after=("mean", "cls", "normalize"))
-_BY_MEAN = Use(DENSE, (_STATES,), after=("mean", "normalize"), declares=_TEXT_INPUTS)
-_SPLADE = Use(SPARSE, (_LOGITS,), after=("splade",))
-_SPLADE_IN_GRAPH = Use(SPARSE, (_WEIGHTS,), "splade", declares=_IDS_AND_MASK, unfed=(_TYPES,), prefix="input1.")
-_CLASSIFIERS = Use(SCORES, (_SCORES,))
+_IN_GRAPH = Usage(DENSE, (_VECTORS,), "embedding")
+_BY_CONSUMER = Usage(DENSE, (_STATES,), after=("mean", "cls", "lasttoken", "normalize"))
+_BY_MEAN_OR_CLS = Usage(DENSE, (_STATES,), after=("mean", "cls", "normalize"))
+_BY_MEAN = Usage(DENSE, (_STATES,), after=("mean", "normalize"), declares=_TEXT_INPUTS)
+_SPLADE = Usage(SPARSE, (_LOGITS,), after=("splade",))
+_SPLADE_IN_GRAPH = Usage(SPARSE, (_WEIGHTS,), "splade", declares=_IDS_AND_MASK, unfed=(_TYPES,), prefix="input1.")
+_CLASSIFIERS = Usage(SCORES, (_SCORES,))
 _BY_MODULES = tuple(
-    Use(kind, (output,), after=None) for kind, output in ((DENSE, _STATES), (SPARSE, _LOGITS), (SCORES, _SCORES))
+    Usage(kind, (output,), after=None) for kind, output in ((DENSE, _STATES), (SPARSE, _LOGITS), (SCORES, _SCORES))
 )
 # As export_optimized_onnx_model and export_dynamic_quantized_onnx_model name their files (backend/optimize.py and
 # backend/quantize.py), which `file_name` in model_kwargs opens.
@@ -209,7 +209,7 @@ _TABLE = (
     Target(  # SpladePlusPlusEncoder.java
         "anserini",
         "Anserini",
-        (Use(SPARSE, _TERMS, "splade", declares=_TEXT_INPUTS),),
+        (Usage(SPARSE, _TERMS, "splade", declares=_TEXT_INPUTS),),
         graph="{name}-optimized.onnx",
         files=("{name}-vocab.txt",),
         versions=_ORT_1_17,
@@ -238,11 +238,11 @@ _TABLE = (
         "fastembed",
         (
             _SPLADE,
-            Use(INFERENCE_FREE, (_LOGITS,), after=("splade of two logarithms",)),  # its IfSplade has only these
+            Usage(INFERENCE_FREE, (_LOGITS,), after=("splade of two logarithms",)),  # its IfSplade has only these
             _BY_CONSUMER,
             _IN_GRAPH,
             # It adds a marker to ids and mask, but would not extend token types.
-            Use(TOKENS, (_VECTORS_OF_TOKENS,), LATE_INTERACTION, unfed=(_TYPES,)),
+            Usage(TOKENS, (_VECTORS_OF_TOKENS,), LATE_INTERACTION, unfed=(_TYPES,)),
             _CLASSIFIERS,
         ),
         files=(*_FILES, _MAP),
@@ -304,7 +304,7 @@ _TABLE = (
     Target(  # next-plaid-onnx/src/lib.rs
         "next-plaid",
         "next-plaid",
-        (Use(TOKENS, (_VECTORS_OF_TOKENS._replace(name="output"),), LATE_INTERACTION, unfed=(_TYPES,)),),
+        (Usage(TOKENS, (_VECTORS_OF_TOKENS._replace(name="output"),), LATE_INTERACTION, unfed=(_TYPES,)),),
         files=(*_FILES, "onnx_config.json"),
         pads="every batch",
         length_in=_LENGTH_FILE,
@@ -320,10 +320,10 @@ _TABLE = (
         "opensearch",
         "OpenSearch",
         (
-            Use(DENSE, (_STATE,), "embedding", declares=_IDS_AND_MASK),
+            Usage(DENSE, (_STATE,), "embedding", declares=_IDS_AND_MASK),
             _SPLADE_IN_GRAPH,
             replace(_SPLADE_IN_GRAPH, kind=INFERENCE_FREE),
-            Use(SCORES, (_SCORES,), declares=(*_IDS_AND_MASK, _TYPES)),
+            Usage(SCORES, (_SCORES,), declares=(*_IDS_AND_MASK, _TYPES)),
         ),
         graph="{name}.onnx",
         files=("tokenizer.json",),
@@ -354,7 +354,7 @@ _TABLE = (
     Target(
         "oracle",
         "Oracle AI Database",
-        (Use(DENSE, (_VECTORS._replace(name="embedding"),), "embedding"),),
+        (Usage(DENSE, (_VECTORS._replace(name="embedding"),), "embedding"),),
         graph="{name}.onnx",
         versions=_ORT_1_14,  # 1.15, which has no If of opset 19
         tokenizer_of="sentence-transformers",  # as the tokenizer in the graph is compared
@@ -369,10 +369,10 @@ _TABLE = (
         "sentence-transformers",
         (
             *_BY_MODULES,
-            Use(INFERENCE_FREE, (_LOGITS,), after=None),
-            Use(TOKENS, (_STATES,), after=None),
+            Usage(INFERENCE_FREE, (_LOGITS,), after=None),
+            Usage(TOKENS, (_STATES,), after=None),
             # The score of a pair, not the vocabulary logits of each token.
-            Use(VERDICTS, (_SCORES,), "reranker", after=None),
+            Usage(VERDICTS, (_SCORES,), "reranker", after=None),
         ),
         graph=_NESTED,
         versions=None,
@@ -396,7 +396,7 @@ _TABLE = (
         "transformers.js",
         "Transformers.js",
         # It pools the last place of a batch, which is padding for most texts.
-        (_BY_MEAN_OR_CLS, _IN_GRAPH, replace(_SPLADE, after=None), _CLASSIFIERS, Use(TAGS, (_LOGITS,))),
+        (_BY_MEAN_OR_CLS, _IN_GRAPH, replace(_SPLADE, after=None), _CLASSIFIERS, Usage(TAGS, (_LOGITS,))),
         graph=_NESTED,
         refused=((OTHER, "decoders need their cache as inputs there; pass --target plain for a graph without one"),),
         length_in=_LENGTH_FILE,

@@ -45,11 +45,11 @@ class AnseriniSpecification(TargetSpecification):
                 "vespa take this model",
             )
         for token, token_id in _DROPPED_IDS.items():
-            found = tokenizer.get_vocab().get(token)
-            if found != token_id:
+            actual_id = tokenizer.get_vocab().get(token)
+            if actual_id != token_id:
                 raise TargetError(
                     f"Anserini takes token {token_id} for {token} and drops it from every text; "
-                    f"in this vocabulary {token} is {'missing' if found is None else f'token {found}'}",
+                    f"in this vocabulary {token} is {'missing' if actual_id is None else f'token {actual_id}'}",
                     "pass --target plain",
                 )
         if tokenizer.tokenize("Anserini") != tokenizer.tokenize("anserini"):
@@ -79,16 +79,16 @@ class AnseriniSpecification(TargetSpecification):
 
     def run(self, session: Session, feeds: Arrays) -> Arrays:
         """Run a graph, by single texts if it takes no more, and return weights of all terms: float32 [B, V]."""
-        terms, values = (info.name for info in self.use.outputs)
+        terms, values = (info.name for info in self.usage.outputs)
         count = len(feeds["input_ids"])
         weights = np.zeros((count, self.vocabulary_size), dtype=np.float32)
         if _TEXTS in session.output_names:
-            found = session.run(feeds)
-            weights[found[_TEXTS], found[terms]] = found[values]
+            outputs = session.run(feeds)
+            weights[outputs[_TEXTS], outputs[terms]] = outputs[values]
         else:
             for row in range(count):
-                found = session.run({name: array[row : row + 1] for name, array in feeds.items()})
-                weights[row, found[terms]] = found[values]
+                outputs = session.run({name: array[row : row + 1] for name, array in feeds.items()})
+                weights[row, outputs[terms]] = outputs[values]
         return {"sparse": weights}
 
     def _append_terms(self, model: ir.Model, *, with_texts: bool) -> None:
@@ -101,16 +101,16 @@ class AnseriniSpecification(TargetSpecification):
         build = Builder(model.graph, ir.DataType.FLOAT)
         weights = value if value.dtype == ir.DataType.FLOAT else build.cast(value)
         places = build.op("NonZero", weights)  # [2, N], sorted by text and then by term
-        found = [
+        values = [
             build.op("Gather", places, build.constant(np.array(0, dtype=np.int64)), axis=0),
             build.op("Gather", places, build.constant(np.array(1, dtype=np.int64)), axis=0),
             build.op("GatherND", weights, build.op("Transpose", places, perm=[1, 0])),
         ]
-        names = (_TEXTS, *(info.name for info in self.use.outputs))
+        names = (_TEXTS, *(info.name for info in self.usage.outputs))
         dtypes = (ir.DataType.INT64, ir.DataType.INT64, ir.DataType.FLOAT)
-        for output, name, dtype in zip(found, names, dtypes, strict=True):
+        for output, name, dtype in zip(values, names, dtypes, strict=True):
             output.name, output.dtype, output.shape = name, dtype, ir.Shape(["terms"])
-        model.graph.outputs[:] = found if with_texts else found[1:]
+        model.graph.outputs[:] = values if with_texts else values[1:]
 
 
 SPECIFICATION = AnseriniSpecification

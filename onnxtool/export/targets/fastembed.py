@@ -38,14 +38,14 @@ class FastembedSpecification(TargetSpecification):
 
     def accepts(self) -> None:
         """Refuse late interaction with tokens, an expansion or a skip list different from fastembed's."""
-        if self.use.kind == TOKENS and (other := list(other_than_colbert(self.source, self.tokenizer))):
+        if self.usage.kind == TOKENS and (other := list(other_than_colbert(self.source, self.tokenizer))):
             raise TargetError(
                 f"fastembed's late interaction is fixed to {_COLBERT}; {self.source.model_name} has {'; '.join(other)}",
                 "pass --target sentence-transformers, whose MultiVectorEncoder follows the checkpoint",
             )
-        if self.use.kind in (SPARSE, INFERENCE_FREE, TOKENS) and self.precisions:
+        if self.usage.kind in (SPARSE, INFERENCE_FREE, TOKENS) and self.precisions:
             raise TargetError(
-                f"fastembed opens model.onnx alone for {self.use.kind}, whose lists take no models of one's own",
+                f"fastembed opens model.onnx alone for {self.usage.kind}, whose lists take no models of one's own",
                 "leave --precisions out",
             )
         super().accepts()
@@ -57,10 +57,10 @@ class FastembedSpecification(TargetSpecification):
 
     def files(self, folder: Path, longest: int | None) -> None:
         """State the text length, for late interaction that of documents, and write the weights of query tokens."""
-        if self.use.kind == TOKENS:
+        if self.usage.kind == TOKENS:
             longest = CheckpointFolder(folder).sentence_modules.stated_length("document") or longest
         super().files(folder, longest)
-        if self.use.kind == INFERENCE_FREE:
+        if self.usage.kind == INFERENCE_FREE:
             weights, vocabulary = query_weights(folder).tolist(), self.tokenizer.get_vocab()
             tokens = sorted(vocabulary, key=vocabulary.__getitem__)  # tokenizers returns them in a random order
             write_json(folder / IDF_NAME, {token: weights[vocabulary[token]] for token in tokens})

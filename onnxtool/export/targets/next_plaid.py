@@ -52,9 +52,9 @@ class NextPlaidSpecification(TargetSpecification):
             "queries expanded by tokens that do not count": expansion and not expansion.attend and mask is None,
             "this mask token": token == _REPLACED != self.tokenizer.convert_tokens_to_ids("[MASK]"),
         }
-        if found := [name for name, differs in differences.items() if differs]:
+        if unsupported := [name for name, differs in differences.items() if differs]:
             raise TargetError(
-                f"{self.target.title} has no setting for {', '.join(found)}, as {self.source.model_name} has it",
+                f"{self.target.title} has no setting for {', '.join(unsupported)}, as {self.source.model_name} has it",
                 "pass --target sentence-transformers, whose MultiVectorEncoder follows the checkpoint",
             )
 
@@ -81,7 +81,7 @@ class NextPlaidSpecification(TargetSpecification):
 
     def convert(self, graph: ir.Model) -> dict[str, ir.Model]:
         """Rename the output, and hide the tokens by which queries are expanded."""
-        graph.graph.outputs[0].name = self.use.outputs[0].name
+        graph.graph.outputs[0].name = self.usage.outputs[0].name
         if self._hidden is not None:
             _hide(graph.graph, self._hidden)
         return {}
@@ -89,7 +89,7 @@ class NextPlaidSpecification(TargetSpecification):
     def run(self, session: Session, feeds: Arrays) -> Arrays:
         """Run the graph with a mask of 1 for the tokens by which queries are expanded."""
         expands = np.logical_and.accumulate((feeds[_IDS] == self._hidden)[:, ::-1], axis=1)[:, ::-1]
-        return {TOKENS: session.run({**feeds, _MASK: np.where(expands, 1, feeds[_MASK])})[self.use.outputs[0].name]}
+        return {TOKENS: session.run({**feeds, _MASK: np.where(expands, 1, feeds[_MASK])})[self.usage.outputs[0].name]}
 
     def files(self, folder: Path, longest: int | None) -> None:
         """Write the settings, with the lengths to which the consumer cuts texts itself."""
@@ -122,11 +122,14 @@ class NextPlaidSpecification(TargetSpecification):
             at_limit = (" ".join("a" * (stated + more)) for more in range(-4, 3))
             plain = [*(text.strip() for text in texts if isinstance(text, str)), *at_limit]
             wanted = tokenizer.ids([f"{prompt}{text}" for text in plain], stated)
-            for text, ids, other in zip(plain, read_file(folder / TOKENIZER_NAME, plain, None), wanted, strict=True):
+            for text, ids, expected_ids in zip(
+                plain, read_file(folder / TOKENIZER_NAME, plain, None), wanted, strict=True
+            ):
                 cut = ids if len(ids) < length else [*ids[: length - 2], ids[-1]]
-                if (found := [ids[0], marker, *cut[1:]]) != other:
+                if (target_ids := [ids[0], marker, *cut[1:]]) != expected_ids:
                     raise TargetError(
-                        f"{self.target.title} would read the {role} {text[:80]!r} as the tokens {found}, not {other}",
+                        f"{self.target.title} would read the {role} {text[:80]!r} as the tokens {target_ids}, not "
+                        f"{expected_ids}",
                         "pass --target sentence-transformers",
                     )
 
@@ -137,8 +140,8 @@ def _hide(graph: ir.Graph, token: int) -> None:
     ids, mask = inputs[_IDS], inputs[_MASK]
     readers, write = list(mask.uses()), Writer(graph[0])
     axis, own = (write.constant(np.array(value), f"onnxtool.{name}") for name, value in (("axis", 1), ("token", token)))
-    others = write.op("Cast", write.op("Not", write.op("Equal", ids, own)), to=ir.DataType.INT64.value)
-    seen = write.node("Min", [mask, write.op("CumSum", others, axis, reverse=1)], like=mask)
+    is_other = write.op("Cast", write.op("Not", write.op("Equal", ids, own)), to=ir.DataType.INT64.value)
+    seen = write.node("Min", [mask, write.op("CumSum", is_other, axis, reverse=1)], like=mask)
     for node, place in readers:
         node.replace_input_with(place, seen)
 

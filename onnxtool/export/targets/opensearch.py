@@ -46,7 +46,7 @@ class OpenSearchSpecification(TargetSpecification):
 
     def convert(self, graph: ir.Model) -> dict[str, ir.Model]:
         """Convert a vector, float [B, W], to a first token's state, [B, 1, W], as expected with `pooling_mode` cls."""
-        if self.use.kind == DENSE:
+        if self.usage.kind == DENSE:
             (vector,) = graph.graph.outputs
             width, vector.name = vector.shape[-1] if vector.shape is not None else None, "vector"
             build = Builder(graph.graph, ir.DataType.FLOAT)
@@ -68,12 +68,12 @@ class OpenSearchSpecification(TargetSpecification):
         super().files(folder, longest)
         path, limits = folder / TOKENIZER_NAME, (longest, self.target.most_tokens)
         write_json(path, {**read_object(path), "truncation": truncation_to(min(filter(None, limits)))})
-        if self.use.kind == INFERENCE_FREE:
+        if self.usage.kind == INFERENCE_FREE:
             write_json(folder / IDF_NAME, weights_by_text(query_weights(folder), self.tokenizer))
 
     def pack(self, folder: Path, graph: Path) -> None:
         """Write the archive and its registration; for an inference-free encoder, also those for its queries."""
-        file, name, kind = ModelFile.open(graph), self.source.name, self.use.kind
+        file, name, kind = ModelFile.open(graph), self.source.name, self.usage.kind
         names = (graph.name, *file.external_locations)
         archive = _archive(
             folder / f"{name}.zip", [*(graph.parent / name for name in names), folder / "tokenizer.json"]
@@ -90,12 +90,16 @@ class OpenSearchSpecification(TargetSpecification):
             }
         if kind == DENSE:
             settings |= {"pooling_mode": "CLS", "normalize_result": False}  # the graph has already done both
-        what = f"{name}, exported by onnxtool" + ("" if self.pruning is None else f", its terms {self.pruning.name}")
-        write_json(folder / CONFIG, _request(name, what, _FUNCTIONS[kind], archive, settings))
+        description = f"{name}, exported by onnxtool" + (
+            "" if self.pruning is None else f", its terms {self.pruning.name}"
+        )
+        write_json(folder / CONFIG, _request(name, description, _FUNCTIONS[kind], archive, settings))
         if kind == INFERENCE_FREE:
             queries = _archive(folder / f"{name}-tokenizer.zip", [folder / "tokenizer.json", folder / IDF_NAME])
-            what = f"weights of the tokens of queries for {name}"
-            write_json(folder / _QUERY_CONFIG, _request(f"{name}-tokenizer", what, "SPARSE_TOKENIZE", queries, {}))
+            description = f"weights of the tokens of queries for {name}"
+            write_json(
+                folder / _QUERY_CONFIG, _request(f"{name}-tokenizer", description, "SPARSE_TOKENIZE", queries, {})
+            )
 
 
 def _archive(path: Path, files: list[Path]) -> Path:
@@ -109,13 +113,15 @@ def _archive(path: Path, files: list[Path]) -> Path:
     return path
 
 
-def _request(name: str, what: str, function: str, archive: Path, settings: Mapping[str, Json]) -> dict[str, Json]:
+def _request(
+    name: str, description: str, function: str, archive: Path, settings: Mapping[str, Json]
+) -> dict[str, Json]:
     with archive.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
         "name": name,
         "version": "1.0.0",
-        "description": what,
+        "description": description,
         "model_format": "ONNX",
         "function_name": function,
         "model_task_type": function,
@@ -131,16 +137,16 @@ def weights_by_text(weights: NDArray[np.float32], tokenizer: Any) -> dict[str, f
     Raises:
         TargetError: two tokens with different weights are the same text.
     """
-    found: dict[str, float] = {}
+    text_weights: dict[str, float] = {}
     for token_id, weight in enumerate(weights.tolist()):
         text = tokenizer.backend_tokenizer.decode([token_id], skip_special_tokens=True)
-        if text and found.setdefault(text, weight) != weight:
+        if text and text_weights.setdefault(text, weight) != weight:
             raise TargetError(
-                f"OpenSearch weighs tokens of queries by their text, and two that are {text!r} weigh {found[text]} and "
-                f"{weight}",
+                f"OpenSearch weighs tokens of queries by their text, and two that are {text!r} weigh "
+                f"{text_weights[text]} and {weight}",
                 "look queries up with `onnxtool infer --prompt query`, and pass --target plain",
             )
-    return found
+    return text_weights
 
 
 SPECIFICATION = OpenSearchSpecification

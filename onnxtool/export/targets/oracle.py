@@ -26,7 +26,7 @@ class OracleSpecification(TargetSpecification):
     @property
     def metadata(self) -> dict[str, Json]:
         """The metadata for LOAD_ONNX_MODEL."""
-        return {"function": "embedding", "embeddingOutput": self.use.outputs[0].name, "input": {NAMES[0]: ["DATA"]}}
+        return {"function": "embedding", "embeddingOutput": self.usage.outputs[0].name, "input": {NAMES[0]: ["DATA"]}}
 
     @property
     def note(self) -> str:
@@ -35,12 +35,12 @@ class OracleSpecification(TargetSpecification):
 
     def convert(self, graph: ir.Model) -> dict[str, ir.Model]:
         """Rename the output."""
-        graph.graph.outputs[0].name = self.use.outputs[0].name
+        graph.graph.outputs[0].name = self.usage.outputs[0].name
         return {}
 
     def run(self, session: Session, feeds: Arrays) -> Arrays:
         """Run the graph, and name the vectors as the head does."""
-        return {"sentence_embedding": session.run(feeds)[self.use.outputs[0].name]}
+        return {"sentence_embedding": session.run(feeds)[self.usage.outputs[0].name]}
 
     def pack(self, folder: Path, graph: Path) -> None:
         """Write the metadata, and refuse a graph whose weights are not all in its file."""

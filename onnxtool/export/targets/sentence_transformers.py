@@ -60,7 +60,7 @@ class SentenceTransformersSpecification(TargetSpecification):
 
     def accepts(self) -> None:
         """Refuse modules with unknown files, and a transformer whose output differs from the graph's."""
-        source, use, modules = self.source, self.use, self.source.sentence_modules
+        source, usage, modules = self.source, self.usage, self.source.sentence_modules
         if modules.modules and source.read_json(MODULES_NAME) is None:
             raise _refusal(
                 f"{source.model_name} has the layout of Stanford's ColBERT, which sentence-transformers rewrites as it "
@@ -70,7 +70,7 @@ class SentenceTransformersSpecification(TargetSpecification):
         routed = [str(as_object(entry).get("type")) for entry in as_list(source.read_json(MODULES_NAME))]
         if modules.query is None and any(name.endswith((".Router", ".Asym")) for name in routed):
             raise _refusal(f"{source.model_name} is a Router of several models, and a folder holds one of them")
-        if use.kind == VERDICTS and not modules.modules:
+        if usage.kind == VERDICTS and not modules.modules:
             raise _refusal(
                 f"{source.model_name} has no modules, by which {self.target.title} would know which tokens are scored",
                 f"save it with {_ENCODERS[VERDICTS]} first, and export what that wrote; or pass --target plain",
@@ -86,13 +86,13 @@ class SentenceTransformersSpecification(TargetSpecification):
             if stored.kind in _WITH_WEIGHTS:
                 source.read_tensors(stored.folder)
         settings, name = modules.transformer, modules.transformer_file
-        if (task := settings.get("transformer_task", TRANSFORMERS[first])) != _TASKS[use.kind] and modules.modules:
-            raise _refusal(f"{source.model_name} has the transformer_task {task!r} ({name}), not {_TASKS[use.kind]}")
-        output = use.outputs[0].name
-        for modality, given in as_object(settings.get("modality_config")).items():
-            found = as_object(given).get("method_output_name")
-            if as_object(given).get("method") != "forward" or found not in (output, [output]):
-                raise _refusal(f"{source.model_name} reads {found!r} for {modality} ({name}), not {output}")
+        if (task := settings.get("transformer_task", TRANSFORMERS[first])) != _TASKS[usage.kind] and modules.modules:
+            raise _refusal(f"{source.model_name} has the transformer_task {task!r} ({name}), not {_TASKS[usage.kind]}")
+        output = usage.outputs[0].name
+        for modality, settings_of_modality in as_object(settings.get("modality_config")).items():
+            output_name = as_object(settings_of_modality).get("method_output_name")
+            if as_object(settings_of_modality).get("method") != "forward" or output_name not in (output, [output]):
+                raise _refusal(f"{source.model_name} reads {output_name!r} for {modality} ({name}), not {output}")
         if modules.query is not None:
             require_same_tokens(modules.query, source)
             SparseStaticEmbedding.read(modules.query)
@@ -104,7 +104,7 @@ class SentenceTransformersSpecification(TargetSpecification):
         A transformers-only checkpoint gets the modules that sentence-transformers would add.
         """
         super().files(folder, longest)
-        kind, files = self.use.kind, CheckpointFolder(folder)
+        kind, files = self.usage.kind, CheckpointFolder(folder)
         stored = files.sentence_modules
         if not stored.modules:
             _write_modules(folder, kind, _default_pooling(kind, self.config))
@@ -112,23 +112,23 @@ class SentenceTransformersSpecification(TargetSpecification):
             first, *behind = as_list(files.read_json(MODULES_NAME))
             write_json(folder / MODULES_NAME, [{**as_object(first), "type": CLASS}, *behind])
         else:
-            routes = files.read(ROUTER_NAME)
+            routes = files.read_object(ROUTER_NAME)
             types = {**as_object(routes.get("types")), stored.modules[0].folder: CLASS}
             write_json(folder / ROUTER_NAME, {**routes, "types": types})
             copy = folder / stored.query.file("tokenizer.json")  # identical, as ensured by `accepts`
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / "tokenizer.json", copy)
-        if (score := stored.find(_SCORE)) is not None:  # the graph has computed it: the one logit that it returns
+        if (score := stored.first_of(_SCORE)) is not None:  # the graph has computed it: the one logit that it returns
             write_json(
                 folder / score.file("config.json"), {**score.settings, "true_token_id": 0, "false_token_id": None}
             )
         # As in the files: a late-interaction encoder's description includes settings that PyLate keeps elsewhere.
         name = stored.transformer_file or TRANSFORMER_NAMES[0]
-        settings = files.read(name)
+        settings = files.read_object(name)
         if settings.get("transformer_task") is None:  # it was implied by the class
             write_json(folder / name, {**settings, "transformer_task": _TASKS[kind]})
         requirement = {DISTRIBUTION: {"specifier": f">={__version__}", "reason": _REASON}}
-        encoder = {"prompts": {}, "default_prompt_name": None, **files.read(ENCODER_NAME)}
+        encoder = {"prompts": {}, "default_prompt_name": None, **files.read_object(ENCODER_NAME)}
         if kind != TOKENS:  # a PyLate model without a name gets converted; a name would prevent that
             encoder.setdefault("model_type", _ENCODERS[kind])
         if self.pruning is not None:
@@ -143,7 +143,7 @@ class SentenceTransformersSpecification(TargetSpecification):
         Raises:
             TargetError: it weighs no terms, or the rule is another one.
         """
-        if self.use.kind != SPARSE or pruning.rule not in COUNTS:
+        if self.usage.kind != SPARSE or pruning.rule not in COUNTS:
             raise TargetError(
                 f"sentence-transformers keeps a number of terms of sparse encoders, and --prune {pruning} was passed",
                 f"pass {' or '.join(COUNTS)}, or leave --prune out",
@@ -154,7 +154,7 @@ class SentenceTransformersSpecification(TargetSpecification):
     def note(self) -> str:
         """Say how to load it."""
         return (
-            f'import onnxtool.sentence_transformers, then load it with {_ENCODERS[self.use.kind]}("FOLDER") of '
+            f'import onnxtool.sentence_transformers, then load it with {_ENCODERS[self.usage.kind]}("FOLDER") of '
             "sentence-transformers 6; without that import, trust_remote_code=True"
         )
 

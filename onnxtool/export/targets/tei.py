@@ -49,7 +49,7 @@ class TeiSpecification(TargetSpecification):
     @property
     def note(self) -> str:
         """Name the router option to use if the files do not say how to pool."""
-        if self.use.kind != DENSE or self.pooling:
+        if self.usage.kind != DENSE or self.pooling:
             return ""
         in_graph = self.head is not None
         why = "it asks for one, but the graph has already pooled" if in_graph else "the checkpoint names no pooling"

@@ -71,15 +71,15 @@ class TransformersJsSpecification(TargetSpecification):
         """Let the pipelines open the file that is there: in a browser, they would look for one in int8."""
         super().files(folder, longest)
         config = read_object(folder / "config.json")
-        found = config.get(_SETTINGS)
-        settings = dict(found) if isinstance(found, dict) else {}
+        stored_settings = config.get(_SETTINGS)
+        settings = dict(stored_settings) if isinstance(stored_settings, dict) else {}
         for name in ("dtype", _EXTERNAL):
             settings.pop(name, None)
         if (folder / f"{self.target.graph}{self.target.data_suffix}").is_file():
             settings[_EXTERNAL] = {Path(self.target.graph).name: 1}
         if "int8" not in self.precisions:
             settings["dtype"] = "fp32"
-        if found != settings and (settings or found is not None):
+        if stored_settings != settings and (settings or stored_settings is not None):
             write_json(folder / "config.json", {**config, _SETTINGS: settings})
 
     def reader(self, folder: Path) -> ReadTokens:
@@ -87,27 +87,27 @@ class TransformersJsSpecification(TargetSpecification):
 
         Pairs are cut otherwise than the tokenizer cuts them, and are left out with a limit; `note` says so.
         """
-        read, closing = partial(read_file, folder / TOKENIZER_NAME), self.closing
+        read_ids, closing = partial(read_file, folder / TOKENIZER_NAME), self.closing
 
         def cut(ids: list[int], limit: int) -> list[int]:
             return ids if len(ids) < limit or closing is None else [*ids[: limit - 1], closing]
 
         def read_cut(texts: Sequence[Text], limit: int | None) -> list[list[int]]:
             if limit is None:
-                return read(texts, None)
-            return [cut(ids, limit)[:limit] for ids in read(texts, None)] if isinstance(texts[0], str) else []
+                return read_ids(texts, None)
+            return [cut(ids, limit)[:limit] for ids in read_ids(texts, None)] if isinstance(texts[0], str) else []
 
         return read_cut
 
     @property
     def note(self) -> str:
         """Name what the pipeline has to be told, and what it does otherwise."""
-        if self.use.kind == DENSE and self.head is not None:
+        if self.usage.kind == DENSE and self.head is not None:
             return "vectors are in the graph: AutoModel gives them as sentence_embedding, and no pipeline does"
-        if self.use.kind == DENSE:
+        if self.usage.kind == DENSE:
             scaling = ", normalize: true" if self.scales else ""
             return f'pass {{ pooling: "{self.pooling_name}"{scaling} }} to the pipeline feature-extraction'
-        return "pairs longer than the model takes are cut at their end alone there" if self.use.kind == SCORES else ""
+        return "pairs longer than the model takes are cut at their end alone there" if self.usage.kind == SCORES else ""
 
 
 def _close(graph: ir.Graph, closing: int, limit: int) -> None:

@@ -367,11 +367,11 @@ def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[Gener
     """
     from transformers import GenerationConfig
 
-    given = folder.read(GENERATION_CONFIG)
+    given = folder.read_object(GENERATION_CONFIG)
     settings = (
         GenerationConfig.from_dict(given)
         if given
-        else GenerationConfig.from_model_config(dict(folder.read("config.json")))
+        else GenerationConfig.from_model_config(dict(folder.read_object("config.json")))
     )
     stops = settings.stop_strings or ()
     stops = (stops,) if isinstance(stops, str) else tuple(stops)

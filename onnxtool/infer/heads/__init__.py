@@ -66,7 +66,7 @@ def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextToken
 
 def _features(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
     """A feature extractor with stated pooling is an embedder."""
-    pools = folder.sentence_modules.find("Pooling") is not None or _has_output(model, EMBEDDING)
+    pools = folder.sentence_modules.first_of("Pooling") is not None or _has_output(model, EMBEDDING)
     return _embeddings(model, folder, tokenizer) if pools else OutputShapes()
 
 

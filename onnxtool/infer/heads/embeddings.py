@@ -72,7 +72,7 @@ class Embeddings(VectorHead[DenseVectors]):
             InputError: the graph does not contain it, and it is not supported here.
         """
         modules = folder.sentence_modules
-        stated = modules.find("Pooling")
+        stated = modules.first_of("Pooling")
         pooling = None if stated is None else Pooling.read(stated)
         computed = () if in_graph else read_pooling_modules(modules, Pooling)
         if not in_graph and TokenStates.of(modules, folder) is not None:

@@ -51,7 +51,7 @@ class LabelNames:
     @classmethod
     def of(cls, folder: CheckpointFolder) -> LabelNames:
         """Read them from config.json."""
-        names = folder.read("config.json").get("id2label")
+        names = folder.read_object("config.json").get("id2label")
         pairs = names.items() if isinstance(names, dict) else ()
         # int() accepts digits of any script, and fails on thousands of them.
         return cls({int(index): str(name) for index, name in pairs if _INDEX.fullmatch(index)})

@@ -66,7 +66,7 @@ class Terms(SparseHead):
         Raises:
             InputError: the graph does not contain it, and it is not supported here.
         """
-        stored = folder.sentence_modules.find("SpladePooling")
+        stored = folder.sentence_modules.first_of("SpladePooling")
         if stored is None:
             return cls(tokenizer, SpladePooling(), pruning=pruning)
         after = () if in_graph else read_pooling_modules(folder.sentence_modules, SpladePooling)[1:]
