@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from onnxtool.errors import InputError, SessionError
+from onnxtool.graph.edit import reads
 from onnxtool.model_file import ModelFile, ModelPath
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.input_cases import input_cases
@@ -35,11 +38,14 @@ from onnxtool.training.artifacts.verification import (
 from onnxtool.training.graphs.parameters import FLOATS
 
 _Feeds = Mapping[str, NDArray[Any]]
+_Run = Callable[[_Feeds], _Feeds]
+_WITHOUT_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(")
 # Of a step along a direction. onnxruntime's normalizations of float64 keep their mean and deviation in float32, so that
 # the loss has noise of 1e-9 of itself.
 _SIZE = 3e-4
-# Two losses in float64 for each direction: a direction of its own for each parameter of a file up to the first size,
-# fewer for a larger file, whose losses take longer. A file above the second size would not fit into memory in float64.
+# Two losses in float64 for each direction: in the first step, a direction of its own for each parameter of a file up to
+# the first size, fewer for a larger file, whose losses take longer. A file above the second size would not fit into
+# memory in float64. Later steps, which show whether state is carried on, have the fewest directions.
 _SMALL_BYTES, _MOST_BYTES = 8_000_000, 2_000_000_000
 _SMALL_DIRECTIONS, _LEAST_DIRECTIONS = 64, 4
 _MOST_WEIGHT = 10.0
@@ -86,6 +92,7 @@ def verify_file(
         except Exception:  # noqa: BLE001 - neither onnxruntime nor onnx.reference has a class for it
             return None
         errors = _errors(exact, inputs, gradients, wanted, most)
+        most = _LEAST_DIRECTIONS
         _, update_error = written.update(gradients)
         reference = f"differences of {opened.path.name} in float64"
         results.append(compared(reference, losses, (wanted, losses[1] if results else expected), errors, update_error))
@@ -106,7 +113,9 @@ def _errors(
     """Return the error of each gradient along itself and a random direction in its elements that are not zero.
 
     If there are more gradients than `most`, those of similar size share a direction, in which each counts by its own
-    size, and all have its error.
+    size, and all have its error. There, each has a random sign and a random weight from 1 to 2, so that errors rarely
+    cancel out: whatever the others are, an error of r times the tolerance is missed with a probability of 1 / r at
+    most. A direction that exceeds the tolerance is divided, down to single gradients.
     """
     draw, errors = np.random.default_rng(0), dict[str, float]()
     norms = {name: float(np.linalg.norm(array.astype(np.float64))) for name, array in gradients.items()}
@@ -117,7 +126,11 @@ def _errors(
     while groups:
         group = groups.pop()
         size = max(norms[name] for name in group)
-        directions = {name: _direction(draw, gradients[name], norms[name], size) for name in group}
+        weights = draw.uniform(1, 2, len(group)) * draw.choice([-1, 1], len(group)) if len(group) > 1 else [1.0]
+        directions = {
+            name: weight * _direction(draw, gradients[name], norms[name], size)
+            for name, weight in zip(group, weights, strict=True)
+        }
         least = max(size, SMALL * largest, 1e-30)
         expected = sum(float((gradients[name] * directions[name]).sum()) for name in group)
 
@@ -146,32 +159,91 @@ def _direction(draw: np.random.Generator, array: NDArray[Any], norm: float, size
     return np.asarray(direction * (min(size / norm, _MOST_WEIGHT) if norm else 1.0), np.float64)
 
 
-def _loss_in_float64(training: onnx.ModelProto, folder: Path) -> Callable[[_Feeds], float]:
-    """Return what computes the loss of a training model: onnxruntime, or onnx.reference where it has no kernels."""
-    from onnx.reference import ReferenceEvaluator
-
+def _loss_in_float64(training: onnx.ModelProto, folder: Path) -> _Loss:
+    """Return what computes the loss of a training model."""
     model = ir.from_proto(training)
     # RemoveUnusedNodesPass would leave all gradients: an If that it removes still counts as a use of what it read.
     graph = ir.convenience.extract(model.graph, model.graph.inputs, model.graph.outputs[:1])
     for value in [value for value in graph.inputs if not value.uses()]:
         graph.inputs.remove(value)
-    double = ir.to_proto(ir.Model(graph, ir_version=model.ir_version, functions=model.functions.values()))
+    double = ir.to_proto(ir.Model(graph, ir_version=model.ir_version, functions=list(model.functions.values())))
     del double.graph.value_info[:]
     _widen(double)
-    path = folder / ".float64.onnx"
-    onnx.save(double, path)
-    try:
-        run = OwnSession(path).run
-    except SessionError:
-        evaluator = ReferenceEvaluator(double)
-        run = lambda feeds: {"loss": evaluator.run(None, dict(feeds))[0]}  # noqa: E731 - as the session's method
-    path.unlink()
-    names = [value.name for value in double.graph.input]
+    return _Loss(ir.from_proto(double), folder / ".float64.onnx")
 
-    def loss(feeds: _Feeds) -> float:
-        return float(np.ravel(next(iter(run({name: feeds[name] for name in names}).values())))[0])
 
-    return loss
+class _Loss:
+    """A loss in float64, by onnxruntime; operators that it has no kernels for are computed by onnx.reference.
+
+    The graph is cut into parts of consecutive nodes, each for one of the two. Parts are loaded during the first run,
+    which shows the types of their inputs.
+    """
+
+    def __init__(self, model: ir.Model, path: Path) -> None:
+        self._model, self._path = model, path
+        self._without_kernel: set[str] = set()
+        self._parts: list[tuple[list[str], _Run]] = []
+
+    def __call__(self, feeds: _Feeds) -> float:
+        """Return the loss for values of all inputs of the training model."""
+        while not self._parts:
+            try:
+                self._parts = self._load(feeds)
+            except SessionError as error:
+                operator = _WITHOUT_KERNEL.search(str(error))
+                rejected = {operator[1]} if operator else {node.op_type for node in self._model.graph}
+                if rejected <= self._without_kernel:
+                    raise
+                self._without_kernel |= rejected
+        values = dict(feeds)
+        for names, run in self._parts:
+            values |= run({name: values[name] for name in names})
+        return float(np.ravel(values[str(self._model.graph.outputs[0].name)])[0])
+
+    def _load(self, feeds: _Feeds) -> list[tuple[list[str], _Run]]:
+        """Load each part, and run it for the types of the next one's inputs."""
+        values, parts = dict(feeds), list[tuple[list[str], _Run]]()
+        for is_rejected, nodes in groupby(self._model.graph, lambda node: node.op_type in self._without_kernel):
+            part = self._part(list(nodes), values)
+            names = [value.name for value in part.graph.input]
+            if is_rejected:
+                run = _reference(part)
+            else:
+                onnx.save(part, self._path)
+                try:
+                    run = OwnSession(self._path).run
+                finally:
+                    self._path.unlink()
+            values |= run({name: values[name] for name in names})
+            parts.append((names, run))
+        return parts
+
+    def _part(self, nodes: Sequence[ir.Node], values: _Feeds) -> onnx.ModelProto:
+        """Return a model of consecutive nodes; the inputs have the types of `values`."""
+        graph = self._model.graph
+        computed = {value for node in nodes for value in node.outputs}
+        needed = [value for value in dict.fromkeys(value for node in nodes for value in reads(node)) if value]
+        inputs = [value for value in needed if value.name in values]
+        for value in inputs:
+            value.type = ir.TensorType(ir.DataType.from_numpy(values[str(value.name)].dtype))
+        later = {value for node in graph if node not in set(nodes) for value in reads(node)} | set(graph.outputs)
+        view = ir.GraphView(
+            inputs,
+            [value for value in computed if value in later],
+            nodes=nodes,
+            initializers=[value for value in needed if value.name in graph.initializers],
+            opset_imports=graph.opset_imports,
+            name="part",
+        )
+        functions = list(self._model.functions.values())
+        return ir.to_proto(ir.Model(view.clone(), ir_version=self._model.ir_version, functions=functions))
+
+
+def _reference(model: onnx.ModelProto) -> _Run:
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator, names = ReferenceEvaluator(model), [value.name for value in model.graph.output]
+    return lambda feeds: dict(zip(names, evaluator.run(None, dict(feeds)), strict=True))
 
 
 def _widened(array: NDArray[Any]) -> NDArray[Any]:

@@ -392,9 +392,8 @@ class Updates:
         flat = _flat(parameters)
         self._setting = setting or OptimizerSetting("SGD")
         self._tensor = torch.tensor(flat, dtype=torch.float64)
-        kind = torch.optim.AdamW if self._setting.name == "AdamW" else torch.optim.SGD
-        extra = {"eps": 1e-6} if kind is torch.optim.AdamW else {}
-        self._optimizer = kind([self._tensor], lr=_RATE, weight_decay=self._setting.weight_decay, **extra)
+        self._moments = [torch.zeros_like(self._tensor) for _ in range(2)]
+        self._count = torch.zeros(())
         self._session = None if setting is None or not flat.size else OwnSession(path)
         names = () if self._session is None else self._session.input_names
         self._feeds = {name: np.zeros((1, flat.size), np.float32) for name in names} | {
@@ -414,7 +413,7 @@ class Updates:
         self._tensor.grad = torch.tensor(flat, dtype=torch.float64)
         if self._setting.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_([self._tensor], self._setting.max_grad_norm)
-        self._optimizer.step()
+        self._update()
         wanted, changes = self._tensor.numpy(), (self._tensor - before).numpy()
         error = 0.0
         if self._session is not None:
@@ -430,6 +429,19 @@ class Updates:
         return {
             name: part.reshape(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)
         }, error
+
+    def _update(self) -> None:
+        """Apply PyTorch's optimizer by its functions: its classes import torch._dynamo, which takes seconds."""
+        from torch.optim.adamw import adamw
+        from torch.optim.sgd import sgd
+
+        tensors, (first, second) = ([self._tensor], [self._tensor.grad]), self._moments
+        options = {"lr": _RATE, "weight_decay": self._setting.weight_decay, "maximize": False}
+        if self._setting.name == "AdamW":
+            options |= {"amsgrad": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-6}
+            adamw(*tensors, [first], [second], [], [self._count], **options)
+        else:
+            sgd(*tensors, [None], momentum=0.0, dampening=0.0, nesterov=False, **options)
 
 
 def _flat(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
