@@ -169,7 +169,7 @@ def test_external_data_goes_in_and_comes_out(
     """As for models over 2 GB, with the bound lowered."""
     model = onnx.load(workshop.exported("tiny-encoder", exporter="torchscript"))
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.onnx.data", size_threshold=256)
-    monkeypatch.setattr("onnxtool.optimize.run.MAX_INLINE_BYTES", 1_000_000)
+    monkeypatch.setattr("onnxtool.optimize.attempt.MAX_INLINE_BYTES", 1_000_000)
     report = optimize_model(OptimizeOptions(tmp_path / "m.onnx"))
     assert ModelFile.open(Path(report.output)).external_locations == ("m-optimized.onnx.data",)
     assert report.after.size_bytes == pytest.approx(report.before.size_bytes, rel=0.05)
@@ -224,7 +224,7 @@ def test_data_of_a_renamed_graph_is_not_overwritten(
     workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The graph refers to its data by the name that it had."""
-    monkeypatch.setattr("onnxtool.optimize.run.MAX_INLINE_BYTES", 1_000_000)
+    monkeypatch.setattr("onnxtool.optimize.attempt.MAX_INLINE_BYTES", 1_000_000)
     path = Path(shutil.copy(workshop.exported("tiny-encoder", exporter="torchscript"), tmp_path / "m.onnx"))
     first = Path(optimize_model(OptimizeOptions(path)).output)
     renamed = first.rename(tmp_path / "m.onnx")

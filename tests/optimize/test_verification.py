@@ -14,7 +14,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-import onnxtool.optimize.run
+import onnxtool.optimize.attempt
 import onnxtool.optimize.verification
 from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.cli.render import Facts, Note
@@ -137,7 +137,7 @@ def test_a_file_that_differs_by_no_pass_is_an_error(when: str, exported: Path, m
     def load(path: Path) -> ir.Model:
         return spoil(load_model(path), Context()).model
 
-    monkeypatch.setattr(onnxtool.optimize.run, "save_model", save)
+    monkeypatch.setattr(onnxtool.optimize.attempt, "save_model", save)
     if when == "before all passes":
         monkeypatch.setattr(onnxtool.optimize.verification, "load_model", load)
     monkeypatch.setitem(PRESETS, "cpu", PRESETS["cpu"][:1])
@@ -176,7 +176,7 @@ def test_a_file_that_draws_random_numbers_is_refused_before_any_pass(
     """Dropout draws in training mode alone; a session on its own draws as the next one does, so two runs are needed."""
     weights = {"r": np.float32(0.5), "t": True} if operator == "Dropout" else {}
     path = _model(tmp_path, f"y = {operator}({', '.join(['x', *weights])})", weights)
-    monkeypatch.setattr(onnxtool.optimize.run, "run_passes", None)
+    monkeypatch.setattr(onnxtool.optimize.attempt, "run_passes", None)
     with pytest.raises(
         VerificationError, match=rf"draws random numbers \({operator}\) and gives other outputs"
     ) as error:
@@ -220,7 +220,7 @@ def test_a_file_that_does_not_run_is_told_in_the_words_of_onnxruntime(
 ) -> None:
     """Before any pass: what the file does by itself is the fault of none."""
     path = _model(tmp_path, "y = MatMul(table, x)", {"table": np.zeros((3, 5), np.float32)})
-    monkeypatch.setattr(onnxtool.optimize.run, "run_passes", None)
+    monkeypatch.setattr(onnxtool.optimize.attempt, "run_passes", None)
     with pytest.raises(SessionError, match="itself runs on none of .*MatMul"):
         optimize_model(OptimizeOptions(path))
 

@@ -197,8 +197,8 @@ def test_weights_in_a_file_of_their_own_have_the_name_that_the_consumer_looks_fo
     onnx_folder.mkdir(parents=True)
     (onnx_folder / "model.onnx_data").write_text("of an earlier export")
     options = traced(workshop.checkpoint("tiny-encoder"), target="transformers.js", output=folder, force=True)
-    for step in ("export", "optimize"):
-        monkeypatch.setattr(f"onnxtool.{step}.run.MAX_INLINE_BYTES", 1000)
+    for step in ("export.run", "optimize.attempt"):
+        monkeypatch.setattr(f"onnxtool.{step}.MAX_INLINE_BYTES", 1000)
     export_model(options)
     assert {path.name for path in onnx_folder.iterdir()} == {"model.onnx", "model.onnx_data"}
     assert ModelFile.open(onnx_folder / "model.onnx").external_locations == ("model.onnx_data",)
@@ -225,7 +225,7 @@ def test_a_fault_between_conversion_and_file_leaves_no_folder(
         onnx.save(written, path)
         return path
 
-    monkeypatch.setattr("onnxtool.optimize.run.save_model", save)
+    monkeypatch.setattr("onnxtool.optimize.attempt.save_model", save)
     options = traced(workshop.checkpoint("tiny-encoder"), target="infinity", output=tmp_path / "m")
     with pytest.raises(PassError, match="in the file is off by .* from the one that it was made from"):
         export_variants(ExportOptions(**{**vars(options), "precisions": "int8"}))

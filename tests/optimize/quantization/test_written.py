@@ -226,7 +226,7 @@ def test_no_file_has_a_weight_that_is_not_the_one_it_was_made_from(
     options = OptimizeOptions(
         tmp_path / "m.onnx", output=tmp_path / "o.onnx", precision=precision, max_error=0.05, timing=False
     )
-    monkeypatch.setattr("onnxtool.optimize.run.save_model", save)
+    monkeypatch.setattr("onnxtool.optimize.attempt.save_model", save)
     with pytest.raises(PassError, match=f"the weight {name} in the file is off by"):
         optimize_model(options)
     assert not (tmp_path / "o.onnx").exists()
@@ -247,7 +247,7 @@ def test_no_file_lacks_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         onnx.save(written, path)
         return path
 
-    monkeypatch.setattr("onnxtool.optimize.run.save_model", save)
+    monkeypatch.setattr("onnxtool.optimize.attempt.save_model", save)
     with pytest.raises(
         (VerificationError, PassError), match="differs from m.onnx|nothing in the file reads the weight v_"
     ):
