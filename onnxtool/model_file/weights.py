@@ -70,7 +70,7 @@ def load_model(path: Path) -> ir.Model:
             f"{path} is not a valid ONNX model: {first_line(error)}", "export or copy it again"
         ) from error
     model.metadata_props.pop(SIZES_KEY, None)  # a graph that is written from it has no files of fixed sizes
-    _refuse_references(path, model.graph)
+    _refuse_references(path, model)
     _refuse_hard_links(folder, model)
     _allow_open_files(sum(len(graph.initializers) for graph in model.graphs()))
     for graph in model.graphs():
@@ -116,11 +116,9 @@ def read_located(path: Path) -> tuple[onnx.ModelProto, Path]:
     return proto, relocate(proto, path)
 
 
-def _refuse_references(path: Path, graph: ir.Graph) -> None:
+def _refuse_references(path: Path, model: ir.Model) -> None:
     """Refuse attributes outside functions that refer to a function attribute: nothing gives them a value."""
-    import onnx_ir as ir
-
-    for node in graph:
+    for node in model.graph.all_nodes():
         for attribute in node.attributes.values():
             if attribute.is_ref():
                 raise ModelFileError(
@@ -128,10 +126,6 @@ def _refuse_references(path: Path, graph: ir.Graph) -> None:
                     "function, and no function has that node",
                     "export the model again, or do not trust this file",
                 )
-            bodies = attribute.value if attribute.type == ir.AttributeType.GRAPHS else [attribute.value]
-            if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-                for body in bodies:
-                    _refuse_references(path, body)
 
 
 def _allow_open_files(num_weights: int) -> None:
@@ -186,6 +180,65 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
         if value.name in types:
             value.type.ParseFromString(types[value.name])
     return proto
+
+
+def to_full_proto(model: ir.Model) -> onnx.ModelProto:
+    """Return the model as a protobuf with all weights inside; `model` itself is unchanged."""
+    from onnx import TensorProto
+
+    proto = to_proto(model)
+    for tensor in proto.graph.initializer:
+        weight = model.graph.initializers[tensor.name].const_value
+        if tensor.data_location == TensorProto.EXTERNAL and weight is not None:
+            del tensor.external_data[:]
+            tensor.data_location = TensorProto.DEFAULT
+            tensor.raw_data = weight.tobytes()
+    return proto
+
+
+def to_light_proto(model: ir.Model) -> onnx.ModelProto:
+    """Return the model as a protobuf whose large weights are graph inputs; `model` is unchanged.
+
+    This is for tools that only look at the structure: serializing copies every weight, and nothing over 2 GB can be
+    serialized at all.
+    """
+    graph = model.graph
+    inputs = list(graph.inputs)
+    listed = {value.name for value in inputs}  # IR versions before 4 also list initializers as inputs
+    with detached_weights(model) as weights:
+        graph.inputs.extend(value for name, value in weights.items() if name not in listed)
+        try:
+            return to_proto(model)
+        finally:
+            graph.inputs[:] = inputs
+
+
+def from_light_proto(proto: onnx.ModelProto, original: ir.Model) -> ir.Model:
+    """Convert a tool's result for `to_light_proto(original)` back, restoring the weights of `original`.
+
+    Weights that nodes no longer use are dropped.
+    """
+    model = from_proto(proto)
+    restore_description(model, original)
+    with detached_weights(original) as weights:
+        tensors = {name: value.const_value for name, value in weights.items()}
+    inputs = []
+    for value in model.graph.inputs:
+        name = str(value.name)
+        if name not in tensors:
+            inputs.append(value)
+        elif value.uses() or value.is_graph_output():
+            value.const_value = tensors[name]
+            model.graph.initializers[name] = value
+    model.graph.inputs[:] = inputs
+    return model
+
+
+def restore_description(model: ir.Model, original: ir.Model) -> None:
+    """Restore the metadata and producer of `original`, which tools drop or replace."""
+    model.producer_name, model.producer_version = original.producer_name, original.producer_version
+    model.metadata_props.clear()
+    model.metadata_props.update(original.metadata_props)
 
 
 def write_inline(model: ir.Model, path: Path) -> None:

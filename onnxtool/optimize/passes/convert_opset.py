@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtool.graph.protos import from_light_proto, to_light_proto
 from onnxtool.graph.shapes import infer_values
 from onnxtool.model_file.domains import default_opset
+from onnxtool.model_file.weights import from_light_proto, to_light_proto
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
 
 _FIRST_OPSET, _OPSET = 7, 17  # the oldest that onnxruntime guarantees to read, and the first with LayerNormalization

@@ -11,9 +11,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtool.graph.edit import attribute, bypass, constant, only_consumer, producer, remove_unused, replace_and_erase
-from onnxtool.graph.protos import to_light_proto
 from onnxtool.graph.shapes import infer_values
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.weights import to_light_proto
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 _Shapes: TypeAlias = Callable[[ir.Value], "tuple[int | str | None, ...] | None"]

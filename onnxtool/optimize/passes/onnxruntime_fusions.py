@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxtool.graph.protos import restore_description, to_full_proto
+from onnxtool.model_file.weights import restore_description, to_full_proto
 from onnxtool.optimize.attention.scores import keeps_probabilities, match_roots
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
 from onnxtool.runtime.quiet import quiet

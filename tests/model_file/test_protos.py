@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from onnxtool.graph.protos import to_full_proto, to_light_proto
+from onnxtool.model_file.weights import to_full_proto, to_light_proto
 from tests.workshop import WORDS, Workshop
 
 
