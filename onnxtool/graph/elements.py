@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxtool.graph.operator_rules import Size, Value
-from onnxtool.graph.operators import WRONG
+from onnxtool.graph.operators import WRONG, Size, Value
 
 Numbers = dict[str, "NDArray[Any]"]
 

@@ -17,8 +17,7 @@ from onnx import helper, numpy_helper
 from onnx.shape_inference import infer_node_outputs
 
 from onnxtool.graph.elements import Scope, attributes_of, compute, is_small, move, reads_of
-from onnxtool.graph.operator_rules import Call, Shape, Size, Value
-from onnxtool.graph.operators import OPERATORS, WRONG, Operator
+from onnxtool.graph.operators import OPERATORS, WRONG, Call, Operator, Shape, Size, Value
 from onnxtool.model_file.domains import default_opset
 
 MAX_ELEMENTS = 1 << 14  # for computed values: a row of positions, but not a mask

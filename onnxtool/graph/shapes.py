@@ -22,7 +22,7 @@ import onnx_ir as ir
 from onnxtool.graph.edit import constant
 from onnxtool.graph.elements import Numbers, Scope
 from onnxtool.graph.inference import Inference, read_type
-from onnxtool.graph.operator_rules import Size, Value
+from onnxtool.graph.operators import Size, Value
 from onnxtool.graph.sizes import Sizes
 from onnxtool.graph.symbolic import SymbolicInference
 from onnxtool.model_file.weights import to_light_proto

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from onnxtool.graph.elements import BROADCASTING, Scope, attributes_of, is_small, reads_of
 from onnxtool.graph.inference import MAX_ELEMENTS, Inference
-from onnxtool.graph.operator_rules import Size, Value
+from onnxtool.graph.operators import Size, Value
 from onnxtool.graph.sizes import Sizes
 
 Elements = NDArray[Any]  # dtype object: numbers, names, and None for unknown elements

@@ -17,8 +17,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from onnxtool.graph.elements import Scope
 from onnxtool.graph.inference import Inference
-from onnxtool.graph.operator_rules import Call, Value
-from onnxtool.graph.operators import MICROSOFT, OPERATORS, named_inputs
+from onnxtool.graph.operators import MICROSOFT, OPERATORS, Call, Value, named_inputs
 from onnxtool.graph.shapes import fill_types, find_shapes
 from tests.optimize.passes.builders import build, normal, run
 
