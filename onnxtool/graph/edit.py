@@ -22,13 +22,13 @@ def producer(value: ir.Value | None, *operators: str, domain: str = "") -> ir.No
 
 def bodies(node: ir.Node) -> list[ir.Graph]:
     """Return the subgraphs of a node: branches of an If, the body of a Loop or Scan."""
-    found: list[ir.Graph] = []
+    graphs: list[ir.Graph] = []
     for attribute in node.attributes.values():
         if attribute.type is ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
+            graphs.append(attribute.as_graph())
         elif attribute.type is ir.AttributeType.GRAPHS:
-            found.extend(attribute.as_graphs())
-    return found
+            graphs.extend(attribute.as_graphs())
+    return graphs
 
 
 def reads(node: ir.Node) -> list[ir.Value | None]:
@@ -136,10 +136,10 @@ def operands(node: ir.Node, wanted: Callable[[ir.Value], Any]) -> tuple[ir.Value
 
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
     """Return the value of an attribute (a number, a string, or a list of numbers), or `default` if it is not set."""
-    found = node.attributes.get(name)
-    if found is None:
+    held = node.attributes.get(name)
+    if held is None:
         return default
-    return list(found.value) if isinstance(found.value, tuple) else found.value
+    return list(held.value) if isinstance(held.value, tuple) else held.value
 
 
 def reduced_axes(node: ir.Node) -> list[int] | None:
@@ -154,8 +154,8 @@ def reduced_axes(node: ir.Node) -> list[int] | None:
 def is_closed(nodes: Sequence[ir.Node], result: ir.Value) -> bool:
     """Return whether the outputs of `nodes`, except `result`, are read only by `nodes` and are not graph outputs."""
     inside = set(nodes)
-    made = [output for node in nodes for output in node.outputs if output is not result]
-    return all(not value.is_graph_output() and all(reader in inside for reader, _ in value.uses()) for value in made)
+    inner = [output for node in nodes for output in node.outputs if output is not result]
+    return all(not value.is_graph_output() and all(reader in inside for reader, _ in value.uses()) for value in inner)
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
@@ -172,6 +172,15 @@ def replace(old: ir.Value, new: ir.Value) -> None:
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 
+def replace_by_constant(output: ir.Value, tensor: ir.TensorProtocol, graph: ir.Graph) -> None:
+    """Let the readers of a value read an initializer of its name instead."""
+    name, output.name = output.name, None
+    tensor.name = name
+    constant_value = ir.val(str(name), const_value=tensor)
+    graph.register_initializer(constant_value)
+    output.replace_all_uses_with(constant_value)
+
+
 def bypass(node: ir.Node, value: ir.Value | None) -> bool:
     """Replace the only output of `node` with `value`, which the node reads, and remove the node.
 
@@ -181,8 +190,8 @@ def bypass(node: ir.Node, value: ir.Value | None) -> bool:
     output, graph = node.outputs[0], node.graph
     if value is None or graph is None:
         return False
-    maker = value.producer()
-    if output.is_graph_output() and (maker is None or maker.graph is not graph or value.is_graph_output()):
+    source = value.producer()
+    if output.is_graph_output() and (source is None or source.graph is not graph or value.is_graph_output()):
         return False
     replace(output, value)
     graph.remove(node, safe=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 
+from onnxtool.graph.edit import replace_by_constant
 from onnxtool.graph.shapes import find_shapes, named_axes
 
 _OF_SIZES = ("Shape", "Size", "Range")
@@ -50,17 +49,9 @@ def fix_sizes(model: ir.Model, sizes: Mapping[str, int]) -> int:
         if output.producer() not in kept:
             output.shape = None
         if output in constants and not all(set(node.outputs) <= constants.keys() for node, _ in output.uses()):
-            _store(output, constants[output], model.graph)
+            replace_by_constant(output, ir.tensor(np.ascontiguousarray(constants[output])), model.graph)
     RemoveUnusedNodesPass()(model)
     for output in model.graph.outputs:
         if (known := shapes.shape(output)) is not None and all(isinstance(size, int) for size in known):
             output.shape = ir.Shape(known)
     return sum(node.op_type in _OF_SIZES and not node.domain for node in model.graph.all_nodes())
-
-
-def _store(output: ir.Value, elements: NDArray[Any], graph: ir.Graph) -> None:
-    """Let the readers of a value read an initializer of its name instead."""
-    name, output.name = output.name, None
-    constant = ir.val(name, const_value=ir.tensor(np.ascontiguousarray(elements), name=name))
-    graph.register_initializer(constant)
-    output.replace_all_uses_with(constant)

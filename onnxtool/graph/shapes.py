@@ -76,7 +76,7 @@ class Shapes:
         sizes = tuple(size for size in shape if size is not None)
         return None if value is None or len(sizes) < len(shape) else sizes
 
-    def of(self, value: ir.Value | None, probe: int = 0) -> Shape | None:
+    def of(self, value: ir.Value | None, probe: int = 0) -> tuple[int, ...] | None:
         """Return the shape of `value` with a prime for each name; None if the shape or any size is unknown."""
         shape, primes = self.shape(value), self._primes[probe]
         if shape is None:

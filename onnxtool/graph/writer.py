@@ -123,6 +123,12 @@ class Writer:
         return self._shared[key]
 
 
+def without_omitted(inputs: Sequence[ir.Value | None]) -> list[ir.Value | None]:
+    """Return the inputs of a node without omitted ones at their end."""
+    length = max((place for place, value in enumerate(inputs, start=1) if value is not None), default=0)
+    return list(inputs[:length])
+
+
 def _same(held: ir.TensorProtocol, tensor: ir.TensorProtocol) -> bool:
     """Return whether two small tensors are the same; large ones are not compared."""
     if held.dtype != tensor.dtype or held.shape != tensor.shape or tensor.size > _LARGEST_CONSTANT:

@@ -136,7 +136,7 @@ class ModelFile:
 
     @cached_property
     def metadata(self) -> dict[str, str]:
-        """The metadata_props of the model, without a tokenizer.json, which nobody reads in a report."""
+        """The metadata_props of the model, without a tokenizer.json, which is too long for a report."""
         return {key: value for key, value in self.structure.metadata.items() if key != EMBEDDED_KEY}
 
     @cached_property
@@ -146,15 +146,14 @@ class ModelFile:
         Raises:
             ModelFileError: the metadata is malformed.
         """
-        stated = self.metadata.get(TEXT_KEY)
-        found = None if stated is None else parse_text_input(stated)
+        text_input = self._stated(TEXT_KEY, parse_text_input)
         inputs = {info.name for info in self.structure.inputs if info.dtype == "string"}
-        if stated is not None and (found is None or set(found.names) != inputs):
+        if text_input is not None and set(text_input.names) != inputs:
             raise ModelFileError(
                 f"the metadata {TEXT_KEY} of {self.path} does not describe its inputs",
                 "it was edited by hand, or the graph was; export the model again",
             )
-        return found
+        return text_input
 
     @cached_property
     def sizes(self) -> tuple[SizedFile, ...]:
@@ -166,15 +165,15 @@ class ModelFile:
         return self._stated(SIZES_KEY, parse_sizes) or ()
 
     def _stated(self, key: str, parse: Callable[[str], T | None]) -> T | None:
-        """Return what the metadata say under a key; None if they do not have it."""
+        """Return the record in the metadata under a key; None if there is none."""
         text = self.metadata.get(key)
-        found = None if text is None else parse(text)
-        if text is not None and found is None:
+        record = None if text is None else parse(text)
+        if text is not None and record is None:
             raise ModelFileError(
                 f"the metadata {key} of {self.path} cannot be read: {text[:60]!r}",
                 "it was edited by hand; make the file again",
             )
-        return found
+        return record
 
     @checked
     def with_sizes(self, files: Sequence[SizedFile] = ()) -> ModelFile:
@@ -253,8 +252,8 @@ class ModelFile:
     def files(self) -> tuple[Path, ...]:
         """The graph file, its external data, its files of fixed sizes, its adapters, and what is compiled."""
         members = [self.path.with_name(stated.file) for stated in self.sizes]
-        made = [self, *(type(self)(path, read_structure(path)) for path in members if path.is_file())]
-        contexts = [one.path.with_name(one.compiled.context) for one in made if one.compiled is not None]
+        graphs = [self, *(type(self)(path, read_structure(path)) for path in members if path.is_file())]
+        contexts = [graph.path.with_name(graph.compiled.context) for graph in graphs if graph.compiled is not None]
         contexts += [self.path.with_name(adapter.file) for adapter in self.adapters]
         return (self.path, *(self.path.parent / location for location in self.external_locations), *members, *contexts)
 
@@ -266,10 +265,10 @@ class ModelFile:
             ModelFileError: it is malformed.
         """
         packed = self.structure.metadata.get(EMBEDDED_KEY)
-        found = None if packed is None else unpack(packed)
-        if packed is not None and found is None:
+        content = None if packed is None else unpack(packed)
+        if packed is not None and content is None:
             raise ModelFileError(f"the metadata {EMBEDDED_KEY} of {self.path} is damaged", "export the model again")
-        return found
+        return content
 
     @property
     def stated_task(self) -> str:
@@ -379,13 +378,7 @@ class ModelFile:
     @cached_property
     def steps(self) -> tuple[dict[str, Json], ...]:
         """The steps recorded by onnxtool, oldest first; empty for models from other tools."""
-        steps = parse_steps(self.metadata.get(STEPS_KEY, "[]"))
-        if steps is None:
-            raise ModelFileError(
-                f"the metadata {STEPS_KEY} of {self.path} is not a list of steps",
-                "it was edited by hand; export the model again",
-            )
-        return steps
+        return self._stated(STEPS_KEY, parse_steps) or ()
 
 
 ModelPath = StrPath | ModelFile
@@ -522,9 +515,11 @@ def check_not_input(output: Path, *, lies_in: bool = True) -> None:
     Raises:
         OutputWriteError: it does.
     """
-    if (found := input_at(output, lies_in=lies_in)) is not None:
-        where = "is" if output.samefile(found) else "lies in" if output.is_file() else "holds"
-        raise OutputWriteError(f"{output} {where} an input of this command, {found}", "pass another path to write to")
+    if (source := input_at(output, lies_in=lies_in)) is not None:
+        relation = "is" if output.samefile(source) else "lies in" if output.is_file() else "holds"
+        raise OutputWriteError(
+            f"{output} {relation} an input of this command, {source}", "pass another path to write to"
+        )
 
 
 def check_model_output(output: Path, *, force: bool) -> None:
@@ -614,12 +609,10 @@ def scratch_file(model: ir.Model, folder: Path) -> Iterator[Path]:
 
 
 def _locations_of(output: Path) -> tuple[str, ...]:
-    if not output.is_file():
-        return ()
     try:
         return ModelFile(output, read_structure(output)).external_locations
     except ModelFileError:
-        return ()  # a broken file about to be replaced owns no data
+        return ()  # there is no file, or a broken one, which owns no data
 
 
 def _parts_of(output: Path) -> list[Path]:
@@ -628,15 +621,15 @@ def _parts_of(output: Path) -> list[Path]:
     They are called after it: a hostile graph may name any file.
     """
     try:
-        old = ModelFile(output, read_structure(output)) if output.is_file() else None
-        named = [] if old is None else [(size.file, size.sha256) for size in old.sizes]
-        named += [] if old is None or old.compiled is None else [(old.compiled.context, old.compiled.context_sha256)]
-        named += [] if old is None else [(adapter.file, adapter.sha256) for adapter in old.adapters]
+        old = ModelFile(output, read_structure(output))
+        named = [(size.file, size.sha256) for size in old.sizes]
+        named += [(adapter.file, adapter.sha256) for adapter in old.adapters]
+        named += [] if old.compiled is None else [(old.compiled.context, old.compiled.context_sha256)]
     except ModelFileError:
         return []
     own = re.compile(re.escape(output.stem) + r"(-[0-9x]+)?(\.onnx|_.+|\..+\.onnx_adapter)")
-    found = [(output.with_name(name), digest) for name, digest in named if own.fullmatch(name)]
-    parts = [part for part, digest in found if part.is_file() and _digest(part) == digest]
+    candidates = [(output.with_name(name), digest) for name, digest in named if own.fullmatch(name)]
+    parts = [part for part, digest in candidates if part.is_file() and _digest(part) == digest]
     return [file for part in parts for file in (part, *(_parts_of(part) if part.suffix == ".onnx" else ()))]
 
 

@@ -6,9 +6,9 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from onnxtool.model_file.wire import encode_metadata
 from onnxtool.reading import parse_json
@@ -16,8 +16,6 @@ from onnxtool.reports import Json, from_json
 
 if TYPE_CHECKING:
     from onnxtool.verification import Verification
-from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -96,12 +94,12 @@ class TextInput(NamedTuple):
     @property
     def notes(self) -> tuple[str, ...]:
         """A sentence on what it reads, and how far that is proved."""
-        what = "texts" if len(self.names) == 1 else "pairs of texts"
+        unit = "texts" if len(self.names) == 1 else "pairs of texts"
         cut = f", and cuts them to {self.most_tokens:,} tokens" if self.most_tokens < LONGEST else ""
-        reads = f"the graph reads {what} by onnxruntime-extensions{cut}"
+        reads = f"the graph reads {unit} by onnxruntime-extensions{cut}"
         if not self.texts:
             return (reads, "its tokenizer was not compared with the checkpoint's")
-        same = f"{self.texts - sum(self.differences.values()):,} of {self.texts:,} {what}"
+        same = f"{self.texts - sum(self.differences.values()):,} of {self.texts:,} {unit}"
         others = (f"others: {count:,} {kind}" for kind, count in self.differences.items())
         return (reads, f"its tokenizer gives the ids, masks and types of the checkpoint's on {same}", *others)
 
@@ -111,19 +109,19 @@ class TextInput(NamedTuple):
         return {TEXT_KEY: json.dumps(self._asdict(), sort_keys=True)}
 
 
-def _read(kind: type[T], text: str) -> T | None:
-    """Read a record from its metadata; None if it is malformed."""
+def _parse(kind: type[T], text: str) -> T | None:
+    """Parse a record in the metadata; None if it is malformed."""
     try:
-        found: T = from_json(kind, parse_json(text))
+        record: T = from_json(kind, parse_json(text))
     except ValueError:
         return None
-    return found
+    return record
 
 
 def parse_text_input(text: str) -> TextInput | None:
     """Parse the value of the metadata `onnxtool.text_input`; None if it is malformed."""
-    found = _read(TextInput, text)
-    return found if found is not None and found.names and found.former else None
+    text_input = _parse(TextInput, text)
+    return text_input if text_input is not None and text_input.names and text_input.former else None
 
 
 class SizedFile(NamedTuple):
@@ -142,15 +140,16 @@ class SizedFile(NamedTuple):
 
 def sizes_entry(files: Sequence[SizedFile]) -> dict[str, str]:
     """Return the metadata that names the files of fixed sizes."""
-    return {SIZES_KEY: json.dumps([one._asdict() for one in files], separators=(",", ":"))}
+    return {SIZES_KEY: json.dumps([file._asdict() for file in files], separators=(",", ":"))}
 
 
 def parse_sizes(text: str) -> tuple[SizedFile, ...] | None:
     """Parse the value of the metadata `onnxtool.sizes`; None if it is malformed."""
-    found = _read(tuple[SizedFile, ...], text)
-    if found is None or len({frozenset(one.sizes) for one in found}) > 1:
+    files = _parse(tuple[SizedFile, ...], text)
+    if files is None or len({frozenset(file.sizes) for file in files}) > 1:
         return None
-    return found if all(is_plain_name(one.file) and min(one.sizes.values(), default=0) > 0 for one in found) else None
+    is_valid = all(is_plain_name(file.file) and min(file.sizes.values(), default=0) > 0 for file in files)
+    return files if is_valid else None
 
 
 class AdapterFile(NamedTuple):
@@ -169,15 +168,15 @@ class AdapterFile(NamedTuple):
 
 def adapters_entry(files: Sequence[AdapterFile]) -> dict[str, str]:
     """Return the metadata that names the adapters."""
-    return {ADAPTERS_KEY: json.dumps([one._asdict() for one in files], separators=(",", ":"))}
+    return {ADAPTERS_KEY: json.dumps([file._asdict() for file in files], separators=(",", ":"))}
 
 
 def parse_adapters(text: str) -> tuple[AdapterFile, ...] | None:
     """Parse the value of the metadata `onnxtool.adapters`; None if it is malformed."""
-    found = _read(tuple[AdapterFile, ...], text)
-    if found is None or len({one.name for one in found}) < len(found):
+    adapters = _parse(tuple[AdapterFile, ...], text)
+    if adapters is None or len({adapter.name for adapter in adapters}) < len(adapters):
         return None
-    return found if all(one.name and is_plain_name(one.file) for one in found) else None
+    return adapters if all(adapter.name and is_plain_name(adapter.file) for adapter in adapters) else None
 
 
 class Compiled(NamedTuple):
@@ -211,8 +210,8 @@ class Compiled(NamedTuple):
 
 def parse_compiled(text: str) -> Compiled | None:
     """Parse the value of the metadata `onnxtool.compiled`; None if it is malformed."""
-    found = _read(Compiled, text)
-    return found if found is not None and is_plain_name(found.context) else None
+    compiled = _parse(Compiled, text)
+    return compiled if compiled is not None and is_plain_name(compiled.context) else None
 
 
 def is_plain_name(name: str) -> bool:
@@ -283,13 +282,7 @@ def step_entry(
 
 def parse_steps(text: str) -> tuple[dict[str, Json], ...] | None:
     """Parse the value of the metadata `onnxtool.steps`; None if it is not a list of steps."""
-    try:
-        steps = parse_json(text)
-    except ValueError:
-        return None
-    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        return None
-    return tuple(steps)
+    return _parse(tuple[dict[str, Any], ...], text)
 
 
 LICENSE_KEY = "onnxtool.license"
@@ -322,9 +315,9 @@ class License(NamedTuple):
         them apply or one may be chosen.
         """
         for source in (card, config):
-            named = source.get("license")
-            ids = [_plain(one) for one in (named if isinstance(named, list) else [named])]
-            ids = [one.lower() for one in ids if one]
+            stated = source.get("license")
+            names = [_plain(name) for name in (stated if isinstance(stated, list) else [stated])]
+            ids = [name.lower() for name in names if name]
             if len(ids) > 1:
                 return cls(OTHER, ", ".join(ids), _plain(source.get("license_link")))
             if ids and ids[0] != UNKNOWN:
@@ -356,9 +349,9 @@ class License(NamedTuple):
 
         An unknown license, or `other` without a name, is in no list.
         """
-        said = self.name if self.id == OTHER else "" if self.id == UNKNOWN else self.id
-        names = {name.strip().casefold() for one in allowed for name in (one, *one.split(","))}
-        return bool(said) and said.casefold() in names
+        stated = self.name if self.id == OTHER else "" if self.id == UNKNOWN else self.id
+        names = {name.strip().casefold() for entry in allowed for name in (entry, *entry.split(","))}
+        return bool(stated) and stated.casefold() in names
 
     def __str__(self) -> str:
         return f"{self.id} ({self.name})" if self.name else self.id

@@ -85,7 +85,7 @@ def summarize_file(model: ModelFile) -> Stats:
         metadata=model.metadata,
         initializer_bytes=_largest_first(initializer_bytes),
         duplicate_bytes=sum(duplicate.size_bytes for duplicate in duplicates),
-        num_functions=structure.num_functions,
+        num_functions=len(structure.functions),
         num_subgraphs=structure.num_subgraphs,
         external_bytes=model.size_bytes - model.path.stat().st_size,
         domains=_domains(structure),
@@ -108,10 +108,10 @@ def summarize_file(model: ModelFile) -> Stats:
 
 
 def _least_onnxruntime(structure: Structure) -> str:
-    found = {operator: Usage() for function in structure.functions for operator in function.ops}
+    usages = {operator: Usage() for function in structure.functions for operator in function.ops}
     for operator, inputs in structure.most_inputs.items():
-        found[operator] = Usage(inputs, structure.given_inputs[operator], structure.attributes[operator])
-    return least_onnxruntime(structure.ir_version, structure.opsets, found)
+        usages[operator] = Usage(inputs, structure.given_inputs[operator], structure.attributes[operator])
+    return least_onnxruntime(structure.ir_version, structure.opsets, usages)
 
 
 def _largest_first(amounts: Counter[str]) -> dict[str, int]:

@@ -9,7 +9,7 @@ times faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +26,7 @@ _HASHED_BYTES = 1 << 20
 _Place = tuple[Path, int]
 # A place, and the number of bytes there.
 _Run = tuple[_Place, int]
-_Reader = Callable[[_Place, int, int], bytes]
+_Read = Callable[[_Place, int, int], bytes]
 
 
 def find_duplicates(model: ModelFile) -> tuple[Duplicate, ...]:
@@ -45,17 +45,13 @@ def find_duplicates(model: ModelFile) -> tuple[Duplicate, ...]:
         place = _place(model, tensor)
         if place is not None and (place, tensor.size_bytes) in apart:
             groups.setdefault((tensor.dtype, tensor.dims, tensor.size_bytes), {}).setdefault(place, tensor.name)
-    found: list[Duplicate] = []
-    try:
-        with ExitStack() as stack:
-            read = reader(stack)
-            for (_, _, size_bytes), names in groups.items():
-                for places in _equal(list(names), size_bytes, read) if len(names) > 1 else ():
-                    equal = tuple(names[place] for place in places)
-                    found.append(Duplicate(equal, size_bytes * (len(equal) - 1)))
-    except OSError as error:
-        raise _unreadable(model, error) from error
-    return tuple(sorted(found, key=lambda duplicate: (-duplicate.size_bytes, duplicate.names)))
+    duplicates: list[Duplicate] = []
+    with reader(model) as read:
+        for (_, _, size_bytes), names in groups.items():
+            for places in _equal(list(names), size_bytes, read) if len(names) > 1 else ():
+                equal = tuple(names[place] for place in places)
+                duplicates.append(Duplicate(equal, size_bytes * (len(equal) - 1)))
+    return tuple(sorted(duplicates, key=lambda duplicate: (-duplicate.size_bytes, duplicate.names)))
 
 
 def hash_weights(model: ModelFile) -> dict[str, str]:
@@ -71,28 +67,18 @@ def hash_weights(model: ModelFile) -> dict[str, str]:
     hashes: dict[str, str] = {}
     known: dict[_Run, str] = {}
     apart = _apart(model)
-    try:
-        with ExitStack() as stack:
-            read = reader(stack)
-            for tensor in model.structure.initializers:
-                place = _place(model, tensor)
-                if place is None or (place, tensor.size_bytes) not in apart:
-                    continue
-                if (place, tensor.size_bytes) not in known:
-                    digest = hashlib.sha256()
-                    for start in range(0, tensor.size_bytes, _HASHED_BYTES):
-                        digest.update(read(place, start, min(_HASHED_BYTES, tensor.size_bytes - start)))
-                    known[place, tensor.size_bytes] = digest.hexdigest()
-                hashes[tensor.name] = known[place, tensor.size_bytes]
-    except OSError as error:
-        raise _unreadable(model, error) from error
+    with reader(model) as read:
+        for tensor in model.structure.initializers:
+            place = _place(model, tensor)
+            if place is None or (place, tensor.size_bytes) not in apart:
+                continue
+            if (place, tensor.size_bytes) not in known:
+                digest = hashlib.sha256()
+                for start in range(0, tensor.size_bytes, _HASHED_BYTES):
+                    digest.update(read(place, start, min(_HASHED_BYTES, tensor.size_bytes - start)))
+                known[place, tensor.size_bytes] = digest.hexdigest()
+            hashes[tensor.name] = known[place, tensor.size_bytes]
     return hashes
-
-
-def _unreadable(model: ModelFile, error: OSError) -> ModelFileError:
-    return ModelFileError(
-        f"cannot read the weights of {model.path}: {error.strerror}", "check the permissions of its external data"
-    )
 
 
 def _apart(model: ModelFile) -> set[_Run]:
@@ -118,8 +104,13 @@ def _place(model: ModelFile, tensor: Tensor) -> _Place | None:
     return None if tensor.payload is None else (model.path, tensor.payload[0])
 
 
-def reader(stack: ExitStack) -> _Reader:
-    """Return a function that reads bytes at a place; its files stay open until `stack` closes."""
+@contextmanager
+def reader(model: ModelFile) -> Iterator[_Read]:
+    """Yield a function that reads bytes at a place of a model's files, which stay open during the block.
+
+    Raises:
+        ModelFileError: one of them cannot be read.
+    """
     files: dict[Path, BinaryIO] = {}
 
     def read(place: _Place, start: int, size_bytes: int) -> bytes:
@@ -129,10 +120,16 @@ def reader(stack: ExitStack) -> _Reader:
         files[path].seek(offset + start)
         return files[path].read(size_bytes)
 
-    return read
+    try:
+        with ExitStack() as stack:
+            yield read
+    except OSError as error:
+        raise ModelFileError(
+            f"cannot read the weights of {model.path}: {error.strerror}", "check the permissions of its external data"
+        ) from error
 
 
-def _equal(places: list[_Place], size_bytes: int, read: _Reader) -> list[list[_Place]]:
+def _equal(places: list[_Place], size_bytes: int, read: _Read) -> list[list[_Place]]:
     """Return the groups of `places`, of two or more, that hold the same `size_bytes` bytes."""
     by_sample: dict[bytes, list[_Place]] = {}
     length = min(_SAMPLE_BYTES, size_bytes)
@@ -149,7 +146,7 @@ def _equal(places: list[_Place], size_bytes: int, read: _Reader) -> list[list[_P
     return groups
 
 
-def _split(group: list[_Place], start: int, length: int, read: _Reader) -> Iterator[list[_Place]]:
+def _split(group: list[_Place], start: int, length: int, read: _Read) -> Iterator[list[_Place]]:
     """Split `group` into places that agree in the `length` bytes from `start` on."""
     parts: list[tuple[bytes, list[_Place]]] = []
     for place in group:

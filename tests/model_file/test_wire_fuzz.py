@@ -103,7 +103,7 @@ def assert_as_onnx_reads_it(structure: Structure, data: bytes) -> None:
     )
     assert structure.num_subgraphs == len(graphs) - 1
     assert len(structure.outputs) == len(model.graph.output)
-    assert structure.num_functions == len(model.functions)
+    assert len(structure.functions) == len(model.functions)
     assert structure.num_trainings == len(model.training_info)
     assert structure.metadata == {entry.key: entry.value for entry in model.metadata_props}
 

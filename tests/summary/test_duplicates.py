@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +78,16 @@ def test_a_file_is_read_once_however_many_refer_to_it(tmp_path: Path, monkeypatc
     model = save(tmp_path, [external_tensor(str(index), place, (10, 100)) for index, place in enumerate(places)])
     num_bytes = 0
 
-    def counting(stack: Any) -> Any:
-        read = reader(stack)
+    @contextmanager
+    def counting(model: ModelFile) -> Iterator[Any]:
+        with reader(model) as read:
 
-        def count(*arguments: Any) -> bytes:
-            nonlocal num_bytes
-            num_bytes += arguments[-1]
-            return read(*arguments)
+            def count(place: Any, start: int, size_bytes: int) -> bytes:
+                nonlocal num_bytes
+                num_bytes += size_bytes
+                return read(place, start, size_bytes)
 
-        return count
+            yield count
 
     monkeypatch.setattr(duplicates, "reader", counting)
     assert count_duplicate_bytes(model) == 0

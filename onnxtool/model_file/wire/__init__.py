@@ -9,18 +9,15 @@ bounded, and malformed input raises a ModelFileError with the byte position of t
 """
 
 from onnxtool.model_file.wire.messages import DTYPE_NAMES as DTYPE_NAMES
-from onnxtool.model_file.wire.messages import ELEMENT_BITS as ELEMENT_BITS
 from onnxtool.model_file.wire.messages import ExternalData as ExternalData
 from onnxtool.model_file.wire.messages import Tensor as Tensor
 from onnxtool.model_file.wire.messages import external_file as external_file
 from onnxtool.model_file.wire.structure import Constant as Constant
-from onnxtool.model_file.wire.structure import Function as Function
 from onnxtool.model_file.wire.structure import Node as Node
 from onnxtool.model_file.wire.structure import Structure as Structure
 from onnxtool.model_file.wire.structure import check_sound as check_sound
 from onnxtool.model_file.wire.structure import encode_metadata as encode_metadata
 from onnxtool.model_file.wire.structure import read_constants as read_constants
-from onnxtool.model_file.wire.structure import read_names as read_names
 from onnxtool.model_file.wire.structure import read_nodes as read_nodes
 from onnxtool.model_file.wire.structure import read_structure as read_structure
 from onnxtool.model_file.wire.structure import read_texts as read_texts

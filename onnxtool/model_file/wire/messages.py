@@ -198,10 +198,10 @@ DIMENSION = _message(dim_value=(1, INT), dim_param=(2, TEXT))
 
 def read_entry(data: Data, place: Span, *, is_kept: bool = True) -> tuple[str, str]:
     """Return key and value of a StringStringEntryProto; one that is not `is_kept` takes no memory."""
-    found = {"key": "", "value": ""}
+    entry = {"key": "", "value": ""}
     for name, (first, last) in read(data, ENTRY, place):
-        found[name] = read_text(data, first, last, is_kept=is_kept)
-    return found["key"], found["value"]
+        entry[name] = read_text(data, first, last, is_kept=is_kept)
+    return entry["key"], entry["value"]
 
 
 _PLACE = ("location", "offset", "length")  # the external-data entries to read
@@ -241,7 +241,6 @@ _DTYPES: dict[int, tuple[str, int]] = {
     28: ("float6_e3m2fn", 6),
 }
 _MOST_NESTED = 8
-ELEMENT_BITS = {number: bits for number, (_, bits) in _DTYPES.items()}
 DTYPE_NAMES = frozenset(name for name, _ in _DTYPES.values())
 
 

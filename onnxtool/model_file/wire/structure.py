@@ -97,7 +97,6 @@ class Structure(NamedTuple):
     most_inputs: dict[str, int]
     given_inputs: dict[str, frozenset[int]]
     attributes: dict[str, dict[str, int]]
-    num_functions: int
     num_subgraphs: int
     external: tuple[ExternalData, ...]
     functions: tuple[Function, ...]
@@ -124,8 +123,8 @@ def read_structure(path: Path) -> Structure:
         return _read_model(data)
 
 
-class _Reading:
-    """The parts of a graph and of the graphs inside it that have been read so far."""
+class _GraphFigures:
+    """What has been read of a graph and of the graphs inside it."""
 
     def __init__(self) -> None:
         self.inputs: list[TensorInfo] = []
@@ -143,9 +142,9 @@ class _Reading:
         self.num_subgraphs = 0
         self.attribute_bytes = 0
 
-    def apart(self) -> _Reading:
-        """Return a reading for a separate graph; its external data belongs to the same model."""
-        other = _Reading()
+    def apart(self) -> _GraphFigures:
+        """Return the figures of a separate graph; its external data belongs to the same model."""
+        other = _GraphFigures()
         other.external = self.external
         return other
 
@@ -163,7 +162,7 @@ class _Reading:
 
 
 def _read_model(data: Data) -> Structure:
-    model, has_graph, ir_version, num_trainings = _Reading(), False, 0, 0
+    model, has_graph, ir_version, num_trainings = _GraphFigures(), False, 0, 0
     producer = {"producer_name": "", "producer_version": ""}
     opsets: dict[str, int] = {}
     metadata: dict[str, str] = {}
@@ -196,14 +195,13 @@ def _read_model(data: Data) -> Structure:
         producer=" ".join(producer.values()).strip(),
         opsets=dict(sorted(opsets.items())),
         metadata=dict(sorted(metadata.items())),
-        num_functions=len(functions),
         functions=tuple(functions),
         num_trainings=num_trainings,
         **_of_graph(model),
     )
 
 
-def _of_graph(model: _Reading) -> dict[str, Any]:
+def _of_graph(model: _GraphFigures) -> dict[str, Any]:
     """Return the fields of a structure that come from its main graph."""
     return {
         "inputs": tuple(value for value in model.inputs if value.name not in model.initialized),
@@ -225,7 +223,7 @@ def _of_graph(model: _Reading) -> dict[str, Any]:
     }
 
 
-def _read_graph(data: Data, place: Span, model: _Reading, depth: int) -> None:
+def _read_graph(data: Data, place: Span, model: _GraphFigures, depth: int) -> None:
     """Read a GraphProto; inputs and outputs only for the main graph."""
     if depth > _MAX_NESTING:
         raise malformed(f"graphs nested more than {_MAX_NESTING} deep", place[0])
@@ -244,7 +242,7 @@ def _read_graph(data: Data, place: Span, model: _Reading, depth: int) -> None:
         model.check(part[0])
 
 
-def _count_node(data: Data, place: Span, model: _Reading, depth: int) -> None:
+def _count_node(data: Data, place: Span, model: _GraphFigures, depth: int) -> None:
     """Count a NodeProto, and read the graphs and tensors in its attributes."""
     texts = {"op_type": b"", "domain": b"", "name": b""}
     scopes = ""
@@ -290,7 +288,7 @@ def _count_node(data: Data, place: Span, model: _Reading, depth: int) -> None:
 
 
 def _read_attribute(
-    data: Data, place: Span, model: _Reading, depth: int, constants: Counter[str] | None = None
+    data: Data, place: Span, model: _GraphFigures, depth: int, constants: Counter[str] | None = None
 ) -> tuple[bytes, int]:
     """Read an AttributeProto, add its elements to `constants` by dtype, and return its name and integer, or 0."""
     name, value = b"", 0
@@ -322,11 +320,11 @@ def _read_attribute(
 
 
 def _read_opset(data: Data, place: Span) -> tuple[str, int]:
-    found = {"domain": "", "version": 0, **dict(read(data, OPERATOR_SET, place))}
-    return str(found["domain"]) or ALIAS, int(found["version"])
+    opset = {"domain": "", "version": 0, **dict(read(data, OPERATOR_SET, place))}
+    return str(opset["domain"]) or ALIAS, int(opset["version"])
 
 
-def _read_function(data: Data, place: Span, model: _Reading) -> Function:
+def _read_function(data: Data, place: Span, model: _GraphFigures) -> Function:
     body = model.apart()
     texts = {"domain": "", "name": ""}
     opsets: dict[str, int] = {}
@@ -342,7 +340,7 @@ def _read_function(data: Data, place: Span, model: _Reading) -> Function:
     return Function(**texts, opsets=dict(sorted(opsets.items())), ops=_by_count(body.ops))
 
 
-def _scope_bytes(model: _Reading) -> dict[str, int]:
+def _scope_bytes(model: _GraphFigures) -> dict[str, int]:
     num_bytes: Counter[str] = Counter()
     for tensor in model.initializers:
         num_bytes[scope_of_weight(tensor.name) or model.readers.get(tensor.name.encode(), "")] += tensor.size_bytes
@@ -398,9 +396,9 @@ def read_texts(path: Path, name: str) -> Iterator[str]:
         for field, place in main_graph(data):
             for part, span in read(data, NODE, place) if field == "node" else ():
                 if part == "attribute":
-                    found = dict(read(data, ATTRIBUTE_VALUES, span))
-                    if "s" in found and decode(found.get("name", b""), span[0]) == name:
-                        yield decode(data[slice(*found["s"])], span[0])
+                    attribute = dict(read(data, ATTRIBUTE_VALUES, span))
+                    if "s" in attribute and decode(attribute.get("name", b""), span[0]) == name:
+                        yield decode(data[slice(*attribute["s"])], span[0])
 
 
 def read_names(path: Path) -> tuple[list[str], list[str]]:

@@ -343,8 +343,8 @@ def _step(
         if shapes.rank(node.outputs[0]) != 4:
             raise RefusedError("a mask over heads and batch in one")
         for kept, blocked, keeps in ((no, yes, False), (yes, no, True)):
-            if condition is not None and kept is not None and _is_lowest(blocked):
-                masked_fills.append(MaskedFill(condition, keeps, _highest(blocked)))
+            if condition is not None and kept is not None and (number := _fill_of(blocked)) is not None:
+                masked_fills.append(MaskedFill(condition, keeps, number))
                 return kept, 1.0
     if node.op_type == "Tanh":
         raise RefusedError(_CAPPED)
@@ -447,11 +447,6 @@ def _weighting(probabilities: ir.Value) -> tuple[ir.Node, list[ir.Value]] | None
     return None
 
 
-def _is_nan(condition: ir.Value) -> bool:
-    """Whether a condition tests for NaN, the result of a Softmax over a row of infinities."""
-    return producer(condition, "IsNaN") is not None
-
-
 def _zeroed_rows(
     result: ir.Value, conditions: Sequence[ir.Value], masking: Masking
 ) -> tuple[ir.Value, ZeroedRows | None]:
@@ -467,7 +462,7 @@ def _zeroed_rows(
         fill = next((one for one in masking.masked_fills if one.condition is condition), None)
         if fill is not None:
             fills.append(fill)
-        elif not _is_nan(condition):
+        elif producer(condition, "IsNaN") is None:  # the result of a Softmax over a row of infinities
             raise RefusedError("probabilities that are masked otherwise than the scores")
     unattended = counted = None
     uses = list(result.uses())
@@ -490,14 +485,9 @@ def _counted_keys(condition: ir.Value | None) -> ir.Value | None:
     return total.inputs[0]
 
 
-def _is_lowest(value: ir.Value | None) -> bool:
-    """Whether `value` is a constant low enough to remove a score from a Softmax."""
+def _fill_of(value: ir.Value | None) -> float | None:
+    """Return the largest number of a constant that is low enough to remove a score from a Softmax; else None."""
     array = constant(value)
-    if array is None or array.dtype.kind != "f" or not array.size:
-        return False
-    return bool(np.all(array <= _LOWEST))
-
-
-def _highest(value: ir.Value | None) -> float:
-    array = constant(value)
-    return -np.inf if array is None else float(array.max())
+    if array is None or array.dtype.kind != "f" or not array.size or array.max() > _LOWEST:
+        return None
+    return float(array.max())

@@ -172,7 +172,6 @@ _MOVING: dict[str, Sequence[int]] = {
 _PLACING = frozenset({"Gather", "GatherND", "ScatterND", "Slice", "Trilu"})  # by numbers, not by a shape alone
 _MOST_READS = 2
 _MOST_POSITIONS = 2  # in a comparison: i, j, or i - j
-_SMALL_TABLE = 8
 _INFINITE = 1e38  # for infinities among the constants, which are known numbers
 
 
@@ -236,7 +235,7 @@ class _Following:
         array = constant(value)
         if array is None or array.dtype.kind not in "biuf" or not array.size:
             return _Elements(varies=True)
-        offset = 0 if array.size > _SMALL_TABLE else min(float(np.abs(array.astype(np.float64)).max()), _INFINITE)
+        offset = 0 if array.size > _MOST_NUMBERS else min(float(np.abs(array.astype(np.float64)).max()), _INFINITE)
         return _Elements(varies=bool((array != array.flat[0]).any()), offset=offset)
 
     def add(self, node: ir.Node) -> None:
@@ -353,7 +352,7 @@ class _Following:
         if node.op_type not in ("Reshape", "Flatten"):
             return True
         pair = [self._shapes.of(value) for value in (node.inputs[0], node.outputs[0])]
-        ends = [{int(size) for size in np.cumprod(np.array(shape, int))} - {1} for shape in pair if shape]
+        ends = [{*np.cumprod(shape).tolist()} - {1} for shape in pair if shape]
         return len(ends) == 2 and (ends[0] <= ends[1] or ends[1] <= ends[0])
 
 

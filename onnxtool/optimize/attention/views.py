@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -124,7 +123,7 @@ def _is_joined(
     shape, wanted_shape = shapes.of(value, probe), shapes.of(joined, probe)
     if shape is None or wanted_shape is None:
         return False
-    indices = _number(_sizes(shape))
+    indices = _number(shape)
     moved = _move(indices, chain, shapes, probe)
     if moved is None:
         return False
@@ -183,12 +182,12 @@ def _layout_of(
         shape = shapes.of(source, probe)
         if shape is None:
             return None
-        moved = _move(_number(_sizes(shape)), chain, shapes, probe)
+        moved = _move(_number(shape), chain, shapes, probe)
         if moved is None:
             return None
         if transposed:
             moved = moved.swapaxes(-1, -2)
-        found.add(_name_layout(_sizes(shape), moved, *heads))
+        found.add(_name_layout(shape, moved, *heads))
     return found.pop() if len(found) == 1 else None
 
 
@@ -230,20 +229,16 @@ def _move(indices: Indices, chain: Sequence[ir.Node], shapes: Shapes, probe: int
             if shape is None:
                 return None
             if node.op_type == "Expand":
-                indices = np.broadcast_to(indices, _sizes(shape))
-            elif indices.size != np.prod(_sizes(shape)):
+                indices = np.broadcast_to(indices, shape)
+            elif indices.size != np.prod(shape):
                 return None
             else:
-                indices = indices.reshape(_sizes(shape))
+                indices = indices.reshape(shape)
     return indices
 
 
 def _number(shape: tuple[int, ...]) -> Indices:
     return np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
-
-
-def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(int(size) for size in shape)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxtool.graph.edit import remove_unused, replace, tensor_of
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
-from onnxtool.graph.writer import Writer
+from onnxtool.graph.writer import Writer, without_omitted
 from onnxtool.model_file.weights import read_once
 from onnxtool.optimize.attention.masks import DEFAULT_FILL, MaskKind, find_mask_kind
 from onnxtool.optimize.attention.scores import (
@@ -260,9 +260,9 @@ def _attention(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
     packed = _packed(parts, shared.shapes)
     if packed is not None:
         inputs = [packed[0].x, *_joined_weights(packed, writer), mask, None, bias]
-        return writer.node("Attention", _trimmed(inputs), attributes, domain=MICROSOFT)
+        return writer.node("Attention", without_omitted(inputs), attributes, domain=MICROSOFT)
     inputs = [_queries(parts, writer), *_written_keys_and_values(parts, writer), None, mask, bias]
-    fused = writer.node("MultiHeadAttention", _trimmed(inputs), attributes, domain=MICROSOFT)
+    fused = writer.node("MultiHeadAttention", without_omitted(inputs), attributes, domain=MICROSOFT)
     return _in_one_sequence(fused, parts, writer)
 
 
@@ -287,12 +287,6 @@ def _group_query_attention(parts: _Parts, sinks: ir.Value, shared: _Shared, writ
 def _scale(parts: _Parts) -> dict[str, Any]:
     is_usual = np.isclose(parts.scale, parts.queries.head_size**-0.5, rtol=1e-6)
     return {} if is_usual else {"scale": float(parts.scale)}
-
-
-def _trimmed(inputs: list[ir.Value | None]) -> list[ir.Value | None]:
-    while inputs[-1] is None:
-        inputs = inputs[:-1]
-    return inputs
 
 
 def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | None:

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.graph.edit import attribute, bypass, constant, drop_unused
+from onnxtool.graph.edit import attribute, bypass, constant, drop_unused, replace_by_constant
 from onnxtool.graph.elements import BROADCASTING, CONSTANT_DTYPES, Numbers, evaluate, stays_small
 from onnxtool.graph.shapes import fill_types
 from onnxtool.model_file.domains import default_opset
@@ -92,12 +92,8 @@ def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:
     if tensor is None or output.is_graph_output() or not isinstance(graph, ir.Graph) or output.name is None:
         return False
     sources = [value for value in node.inputs if value is not None]
-    name, output.name = output.name, None
-    tensor.name = name
-    value = ir.val(name, const_value=tensor)
-    output.replace_all_uses_with(value)
+    replace_by_constant(output, tensor, graph)
     graph.remove(node, safe=True)
-    graph.register_initializer(value)
     drop_unused(source for source in sources if source.is_initializer())
     return True
 

@@ -20,7 +20,7 @@ from onnxtool.graph.edit import (
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.patterns import Normalized, match_normalized, mean_of, scaled
 from onnxtool.graph.shapes import Shapes, fill_types
-from onnxtool.graph.writer import Writer
+from onnxtool.graph.writer import Writer, without_omitted
 from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals, rewrite_each
 
@@ -231,13 +231,11 @@ def _write_skip(node: ir.Node, add: ir.Node, terms: _Terms, *, with_sum: bool) -
         inputs.append(node.inputs[2] if len(node.inputs) > 2 else None)
     if bias is not None:
         inputs.append(bias)
-    while inputs[-1] is None:
-        inputs.pop()
     # An output without a name is not computed: these are the mean and the deviation.
     outputs = [ir.Value(), *([ir.Value(name=""), ir.Value(name=""), ir.Value()] if with_sum else [])]
     fused = ir.node(
         _WITH_SKIP[node.op_type],
-        inputs,
+        without_omitted(inputs),
         {"epsilon": float(attribute(node, "epsilon", _EPSILON))},
         domain=MICROSOFT,
         outputs=outputs,

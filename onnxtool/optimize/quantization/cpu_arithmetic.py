@@ -1,8 +1,8 @@
 """Compute an int8 model's results as on each class of CPU, on any CPU.
 
 - *exact*: products of uint8 and int8 as ONNX defines them: x86 with VNNI or AMX, Arm.
-- *saturating*: sums of two neighbouring products are clipped to 16 bits: x86 with AVX2 or AVX-512, without VNNI. -
-*per_row*: DynamicQuantizeMatMul rounds each row of activations by its own scale and zero point: Arm with SME, where
+- *saturating*: sums of two neighbouring products are clipped to 16 bits: x86 with AVX2 or AVX-512, without VNNI.
+- *per_row*: DynamicQuantizeMatMul rounds each row of activations by its own scale and zero point: Arm with SME, where
   onnxruntime calls KleidiAI (`kai_run_lhs_quant_pack_qai8dxp_f32`).
 
 Only that operator differs between the first and the last. The first two are equal if no pair of neighbours in a weight
@@ -19,9 +19,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtool.errors import PassError
-from onnxtool.graph.edit import replace_and_erase
+from onnxtool.graph.edit import replace_and_erase, required
 from onnxtool.graph.operators import MICROSOFT, named_inputs
-from onnxtool.graph.writer import Writer
+from onnxtool.graph.writer import Writer, without_omitted
 from onnxtool.model_file.domains import default_opset
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.quantization.arithmetic import LARGEST_PAIR, NUM_STEPS, SMALLEST, Codes
@@ -104,18 +104,16 @@ def _dynamic_products(model: ir.Model) -> Iterator[ir.Node]:
 def _write_exact(node: ir.Node) -> None:
     """Replace `DynamicQuantizeMatMul(x, W)` by `MatMulIntegerToFloat(DynamicQuantizeLinear(x), W)`."""
     writer, inputs = Writer(node), named_inputs(MICROSOFT, _DYNAMIC, node.inputs)
-    codes, scale, zero = writer.ops("DynamicQuantizeLinear", _given(inputs, "A"), outputs=3)
-    given = [codes, inputs["B"], scale, inputs["b_scale"], zero, inputs.get("b_zero_point"), inputs.get("bias")]
-    while given[-1] is None:
-        given.pop()
-    result = writer.node("MatMulIntegerToFloat", given, domain=MICROSOFT, like=node.outputs[0])
+    codes, scale, zero = writer.ops("DynamicQuantizeLinear", required(node, 0), outputs=3)
+    operands = [codes, inputs["B"], scale, inputs["b_scale"], zero, inputs.get("b_zero_point"), inputs.get("bias")]
+    result = writer.node("MatMulIntegerToFloat", without_omitted(operands), domain=MICROSOFT, like=node.outputs[0])
     replace_and_erase(node.outputs[0], result)
 
 
 def _write_per_row(node: ir.Node, opset: int) -> None:
     """Replace `DynamicQuantizeMatMul(x, W)` by `MatMul` of the values that x and W have after rounding, in float32."""
     writer, inputs = Writer(node), named_inputs(MICROSOFT, _DYNAMIC, node.inputs)
-    value, weight = _given(inputs, "A"), _given(inputs, "B")
+    value, weight = required(node, 0), required(node, 1)
 
     def number(value: float, name: str) -> ir.Value:
         return writer.constant(np.array(value, np.float32), f"onnxtool.{name}")
@@ -130,12 +128,12 @@ def _write_per_row(node: ir.Node, opset: int) -> None:
     codes = writer.op("Min", writer.op("Max", steps_up, zero), steps)
     rows = writer.op("Mul", writer.op("Sub", codes, place), scale)
     floats = writer.op("Cast", weight, to=int(ir.DataType.FLOAT))
-    if inputs.get("b_zero_point") is not None:
-        floats = writer.op("Sub", floats, writer.op("Cast", _given(inputs, "b_zero_point"), to=int(ir.DataType.FLOAT)))
-    floats = writer.op("Mul", floats, _given(inputs, "b_scale"))
+    if (weight_zero := inputs.get("b_zero_point")) is not None:
+        floats = writer.op("Sub", floats, writer.op("Cast", weight_zero, to=int(ir.DataType.FLOAT)))
+    floats = writer.op("Mul", floats, required(node, 2))
     result = writer.node("MatMul", [rows, floats], like=node.outputs[0])
-    if inputs.get("bias") is not None:
-        result = writer.node("Add", [result, _given(inputs, "bias")], like=node.outputs[0])
+    if (bias := inputs.get("bias")) is not None:
+        result = writer.node("Add", [result, bias], like=node.outputs[0])
     replace_and_erase(node.outputs[0], result)
 
 
@@ -145,10 +143,3 @@ def extreme(operator: str, value: ir.Value, opset: int, writer: Writer) -> ir.Va
         return writer.op(operator, value, axes=[-1], keepdims=1)
     axes = writer.constant(np.array([-1], np.int64), "onnxtool.last_axis")
     return writer.op(operator, value, axes, keepdims=1)
-
-
-def _given(inputs: dict[str, ir.Value | None], name: str) -> ir.Value:
-    value = inputs[name]
-    if value is None:
-        raise ValueError(f"{_DYNAMIC} has no {name}")
-    return value

@@ -25,7 +25,7 @@ from onnxtool.graph.edit import (
 )
 from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.shapes import Shapes
-from onnxtool.graph.writer import Writer
+from onnxtool.graph.writer import Writer, without_omitted
 from onnxtool.model_file.weights import read_once
 from onnxtool.optimize.kept import PARTS, note_patterns, patterns_of
 from onnxtool.optimize.quantization.arithmetic import Floats
@@ -227,9 +227,7 @@ def _unfuse_attention(node: ir.Node) -> None:
             part = writer.node("Add", [part, writer.constant(own, f"{bias.name}_{_PARTS[number]}")])
         parts.append(part)
     attributes = {name: node.attributes[name].value for name in _PASSED_ON if name in node.attributes}
-    wanted = [*parts, None, inputs["mask_index"], inputs["attention_bias"]]
-    while wanted[-1] is None:
-        wanted.pop()
+    wanted = without_omitted([*parts, None, inputs["mask_index"], inputs["attention_bias"]])
     opened = writer.node("MultiHeadAttention", wanted, attributes, domain=MICROSOFT, like=node.outputs[0])
     replace_and_erase(node.outputs[0], opened)
     drop_unused(value for value in (weight, bias) if value is not None)
