@@ -277,7 +277,11 @@ def _match(reduce: ir.Node) -> _Match | None:
     if reduce.domain or reduce.op_type != "ReduceMax" or reduced_axes(reduce) != [1]:
         return None
     scores, scaled, bias = _only(reduce.inputs[0]), None, None
-    added = None if scores is None or scores.op_type != "Add" or scores.domain else operands(scores, _by_column)
+    added = (
+        None
+        if scores is None or scores.op_type != "Add" or scores.domain
+        else operands(scores, lambda value: is_weight(value, 1))
+    )
     if added is not None:
         bias, scores = added[0], _only(added[1])
     if scores is not None and scores.op_type == "Mul" and not scores.domain:
@@ -295,13 +299,8 @@ def _only(value: ir.Value | None) -> ir.Node | None:
     return None if value is None or len(value.uses()) != 1 or value.is_graph_output() else value.producer()
 
 
-def _by_column(value: ir.Value) -> bool:
-    return is_weight(value, 1)
-
-
 def _columns(weight: ir.Value) -> int:
-    columns = tensor_of(weight).shape[-1]
-    return columns if isinstance(columns, int) else 0
+    return int(tensor_of(weight).shape.numpy()[-1])
 
 
 def _cut(match: _Match) -> None:

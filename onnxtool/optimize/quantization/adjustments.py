@@ -82,7 +82,7 @@ class _Rounding:
         average, kept = np.concatenate(self.activations.rows).mean(axis=0), rounded.mean(axis=0)
         # Columns do not depend on each other, so those of all layers are rounded at once.
         weights = [layer.weight_reader()() for layer in layers]
-        scaled = _multiplied(np.concatenate(weights, axis=1), self.smoothing_scale)
+        scaled = Adjustment(self.smoothing_scale).scaled(np.concatenate(weights, axis=1))
         scale = weight_scale(scaled, exact=self.exact)
         codes = self._round(scaled, scale, damped_factors(rounded))
         adjustments, first = {}, 0
@@ -295,11 +295,6 @@ def _ranges(activations: Activations, by: Floats) -> tuple[list[float], list[flo
     return [float((low / by).min()) for low in activations.lows], [
         float((high / by).max()) for high in activations.highs
     ]
-
-
-def _multiplied(weight: Floats, smoothing_scale: Floats | None) -> Floats:
-    """Return a weight, float32 [K, N], for activations that are divided by `smoothing_scale`, float32 [K]."""
-    return weight if smoothing_scale is None else weight * smoothing_scale[:, None]
 
 
 def _some_columns(layer: LinearLayer, num_layers: int) -> Floats:

@@ -129,9 +129,13 @@ class Adjustment:
     result_smoothing_scale: Floats | None = None
     codes: Codes | None = None
 
+    def scaled(self, weight: Floats) -> Floats:
+        """Return a weight, float32 [K, N], for activations that are divided by `smoothing_scale`."""
+        return weight if self.smoothing_scale is None else weight * self.smoothing_scale[:, None]
+
     def quantize(self, weight: Floats, *, exact: bool = False) -> tuple[Codes, Floats]:
         """Return the int8 of a weight, float32 [K, N], and its scale, float32 [N]; `exact` as in `weight_scale`."""
-        scaled = weight if self.smoothing_scale is None else weight * self.smoothing_scale[:, None]
+        scaled = self.scaled(weight)
         scale = weight_scale(scaled, exact=exact)
         return (nearest_codes(scaled, scale) if self.codes is None else self.codes), scale
 
@@ -179,15 +183,6 @@ def round_channel(values: Floats, scale: Floats, before: Floats | None, *, exact
         low, high = -LARGEST_PAIR - np.minimum(before, -1), LARGEST_PAIR - np.maximum(before, 1)
     np.clip(codes, low, high, out=codes)
     return codes
-
-
-def quantize_weight(weight: Floats) -> tuple[Codes, Floats]:
-    """Round a weight, float32 [K, N], to int8 [K, N] in -127..127 and one scale per column, float32 [N].
-
-    It is for weights that are looked up rather than multiplied in int8.
-    """
-    scale = weight_scale(weight, exact=True)
-    return nearest_codes(weight, scale), scale
 
 
 def round_activations(values: Floats, lowest: float, highest: float) -> Floats:

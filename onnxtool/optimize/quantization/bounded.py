@@ -75,6 +75,9 @@ class Setting:
     folder: Path | None = None
 
 
+ANYWHERE = Setting()
+
+
 @dataclass(frozen=True)
 class SwitchableModel:
     """A session on a model with switches, and its reference outputs.

@@ -406,6 +406,3 @@ def _keep_output(value: ir.Value, graph: ir.Graph, cast: ir.Value | None) -> Non
     for index, known in enumerate(graph.outputs):
         if known is value:
             graph.outputs[index] = output
-
-
-float16 = to_float16()

@@ -22,7 +22,14 @@ from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.activations import Activations, Feeds, Recording
 from onnxtool.optimize.quantization.arithmetic import Floats, damped_factors, round_together
-from onnxtool.optimize.quantization.bounded import Level, QuantizationConfig, Quantized, Setting, quantize_within
+from onnxtool.optimize.quantization.bounded import (
+    ANYWHERE,
+    Level,
+    QuantizationConfig,
+    Quantized,
+    Setting,
+    quantize_within,
+)
 from onnxtool.optimize.quantization.int8 import int8_embeddings, rewrite_lookups
 from onnxtool.optimize.quantization.linear_layers import (
     LinearLayer,
@@ -440,9 +447,6 @@ def _own_blocks(table: ir.Value, grids: Grids, node: ir.Node) -> _Blocks:
     return _Blocks(4, *(writer.initializer(part, f"{name}_int4_{suffix}") for suffix, part in parts.items()))
 
 
-_ANYWHERE = Setting()
-
-
 def to_int4(
     model: ir.Model,
     feeds: Sequence[Feeds],
@@ -450,7 +454,7 @@ def to_int4(
     *,
     provider: str = "cpu",
     tables: str = "int4",
-    setting: Setting = _ANYWHERE,
+    setting: Setting = ANYWHERE,
 ) -> Quantized:
     """Quantize the weights of linear layers of a float32 model to 4 bits in blocks, within `max_error`.
 

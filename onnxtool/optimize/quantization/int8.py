@@ -44,9 +44,15 @@ from onnxtool.optimize.quantization.arithmetic import (
     Floats,
     RowGrid,
     each_in_parallel,
-    quantize_weight,
 )
-from onnxtool.optimize.quantization.bounded import Level, QuantizationConfig, Quantized, Setting, quantize_within
+from onnxtool.optimize.quantization.bounded import (
+    ANYWHERE,
+    Level,
+    QuantizationConfig,
+    Quantized,
+    Setting,
+    quantize_within,
+)
 from onnxtool.optimize.quantization.cpu_arithmetic import INT8_WEIGHTS, extreme
 from onnxtool.optimize.quantization.linear_layers import (
     LinearLayer,
@@ -465,7 +471,7 @@ def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.Tensor
     """Return int8 [V, H] and its scale, float32 [V, 1], computed when their bytes are read."""
 
     def quantized() -> tuple[Codes, Floats]:
-        columns, scale = quantize_weight(tensor.numpy().T)
+        columns, scale = PLAIN.quantize(tensor.numpy().T, exact=True)  # looked up, not multiplied in int8
         return np.ascontiguousarray(columns.T), scale[:, None]
 
     rows, columns = (int(size) for size in tensor.shape.numpy())
@@ -534,7 +540,6 @@ unsigned_weights = Pass("unsigned_weights", _to_unsigned)
 
 
 _INT8 = "int8"
-_ANYWHERE = Setting()
 _DIVISION_COST = 1.1  # of a layer with a Mul in front, compared with one without
 
 
@@ -545,7 +550,7 @@ def to_int8(
     *,
     activations: str = MIXED,
     exact: bool = False,
-    setting: Setting = _ANYWHERE,
+    setting: Setting = ANYWHERE,
 ) -> Quantized:
     """Quantize the linear layers of a float32 model to int8, within `max_error`.
 

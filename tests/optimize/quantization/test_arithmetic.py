@@ -8,9 +8,9 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from onnxtool.optimize.quantization.arithmetic import (
+    PLAIN,
     RowGrid,
     nearest_codes,
-    quantize_weight,
     round_activations,
     round_channel,
     weight_scale,
@@ -41,7 +41,7 @@ def test_activations_of_zeros_stay() -> None:
 def test_weights_use_the_symmetric_grid_of_each_column() -> None:
     """The largest of a column is 127 or -127, and nothing is off by more than half a step."""
     weight = normal(16, 5) * np.array([1e-3, 1, 10, 100, 1e4], np.float32)
-    rounded, scale = quantize_weight(weight)
+    rounded, scale = PLAIN.quantize(weight, exact=True)
     assert rounded.dtype == np.int8
     assert np.abs(rounded.astype(int)).max(axis=0).tolist() == [127] * 5
     # Half a step, and what float32 adds to it.
@@ -73,7 +73,7 @@ def test_a_row_is_rounded_as_if_it_were_alone() -> None:
 
 def test_a_column_of_zeros_stays_zero() -> None:
     """And has a scale that is no zero to divide by."""
-    rounded, scale = quantize_weight(np.zeros((4, 2), np.float32))
+    rounded, scale = PLAIN.quantize(np.zeros((4, 2), np.float32), exact=True)
     assert not rounded.any()
     assert (scale > 0).all()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxtool.optimize.pipeline import Pass
-from onnxtool.optimize.quantization.arithmetic import Floats, quantize_weight
+from onnxtool.optimize.quantization.arithmetic import PLAIN, Floats
 from onnxtool.optimize.quantization.int4 import find_grid, int4_embeddings, quantize_int4
 from onnxtool.optimize.quantization.int8 import int8_embeddings
 from tests.optimize.passes.builders import (
@@ -44,7 +44,7 @@ IDS = np.array([[3, 1999, 0], [77, 3, 512]])
 
 def in_int8(table: Floats) -> Floats:
     """Return the values of a table in int8, with a scale per row."""
-    codes, scale = quantize_weight(table.T)
+    codes, scale = PLAIN.quantize(table.T, exact=True)
     return np.ascontiguousarray((codes * scale).T)
 
 
