@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from onnxtool.cli.stats_blocks import Section, join, shown_rows, signatures
 from onnxtool.cli.streams import printable
-from onnxtool.model_file.wire.topology import MAX_DRAWN_NODES, Call, read_topology
+from onnxtool.model_file.wire.topology import MAX_DRAWN_NODES, WiredNode, read_topology
 from onnxtool.reports import TensorInfo
 from onnxtool.summary import FUSED_OPERATORS
 from onnxtool.summary.figures import Difference, Stats
-from onnxtool.summary.repetition import Block, find_blocks
+from onnxtool.summary.repetition import RepeatedBlock, find_blocks
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -59,26 +59,26 @@ class _Graph:
     def __init__(self, stats: Stats, changed: frozenset[str] = frozenset()) -> None:
         self.stats, self.changed = stats, changed
         topology = read_topology(Path(stats.path))
-        self.calls: Sequence[Call] = () if topology is None else topology.calls
+        self.calls: Sequence[WiredNode] = () if topology is None else topology.calls
         self.is_drawn = stats.num_nodes <= MAX_DRAWN_NODES
         self.blocks = find_blocks(self.calls)
         self.inputs = frozenset(info.name for info in stats.inputs)
         self.boxes_left = 4 * _MAX_BOXES
         self.key = lru_cache(None)(self._key)
 
-    def _key(self, block: Block, *, exact: bool) -> object:
+    def _key(self, block: RepeatedBlock, *, exact: bool) -> object:
         """Return a key that equal blocks share: operators, and if `exact`, also their attributes."""
         if block.times == 1:
             call = self.calls[block.start]
             return (call.op, call.attributes) if exact else call.op
         return block.times, tuple(self.key(item, exact=exact) for item in block.items)
 
-    def is_changed(self, block: Block) -> bool:
+    def is_changed(self, block: RepeatedBlock) -> bool:
         """Whether an edge of a node of a block is another one than in the base."""
         calls = self.calls[block.start : block.end]
         return any(call.name in self.changed or not self.changed.isdisjoint(call.outputs) for call in calls)
 
-    def boxes(self, blocks: Sequence[Block], mark: str = "", *, numbered: bool = False) -> list[Box]:
+    def boxes(self, blocks: Sequence[RepeatedBlock], mark: str = "", *, numbered: bool = False) -> list[Box]:
         """Draw consecutive blocks, as many as fit."""
         boxes = []
         for number, block in enumerate(blocks[:_MAX_BOXES], 1):
@@ -90,7 +90,7 @@ class _Graph:
             boxes.append(Box(note=f"and {ops.total():,} more nodes: {join(dict(ops.most_common(_MAX_BOXES // 50)))}"))
         return boxes
 
-    def box(self, block: Block, mark: str, number: int, level: Sequence[Block]) -> Box:
+    def box(self, block: RepeatedBlock, mark: str, number: int, level: Sequence[RepeatedBlock]) -> Box:
         """Draw a block of the list `level`; if it has a number, with that and the values it reads."""
         self.boxes_left -= 1
         reads = self.reads(block, number, level) if number else ""
@@ -101,7 +101,7 @@ class _Graph:
         note = "" if block.times == 1 else f"x {block.times} {'in a row' if block.is_chain else 'side by side'}"
         return Box(op, op in _FUSED or op.startswith("com.microsoft::"), number, reads, mark, note=note)
 
-    def reads(self, block: Block, number: int, level: Sequence[Block]) -> str:
+    def reads(self, block: RepeatedBlock, number: int, level: Sequence[RepeatedBlock]) -> str:
         """Name the values that a block reads: by the numbers of boxes, `in` from outside, or graph inputs."""
         starts = [each.start for each in level]
         numbers: set[int] = set()
@@ -159,12 +159,12 @@ def _ends(after: Sequence[TensorInfo], before: Sequence[TensorInfo]) -> list[Box
     return boxes
 
 
-def _title(block: Block) -> str:
+def _title(block: RepeatedBlock) -> str:
     wired = "each reads the one before" if block.is_chain else "side by side"
     return f"x {block.times}: {block.length} nodes, {wired}"
 
 
-def _compare(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]) -> list[Box]:
+def _compare(model: _Graph, base: _Graph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]) -> list[Box]:
     """Draw the common parts of two lists once, and between them removed parts next to added ones."""
     anchors = [_anchor(graph, blocks) for graph, blocks in ((model, after), (base, before))]
     if anchors[0] < 0 or anchors[1] < 0:
@@ -180,7 +180,7 @@ def _compare(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequen
     return [*left, pair, *_compare(model, base, after[here + 1 :], before[there + 1 :])]
 
 
-def _anchor(graph: _Graph, blocks: Sequence[Block]) -> int:
+def _anchor(graph: _Graph, blocks: Sequence[RepeatedBlock]) -> int:
     """Return the position of the repeated block with the most nodes; -1 if all are small parts of the graph."""
     place = max(range(len(blocks)), key=lambda place: blocks[place].end - blocks[place].start, default=-1)
     is_large = place >= 0 and (blocks[place].end - blocks[place].start) * _ANCHOR >= len(graph.calls)
@@ -188,7 +188,7 @@ def _anchor(graph: _Graph, blocks: Sequence[Block]) -> int:
 
 
 def _opcodes(
-    model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]
+    model: _Graph, base: _Graph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]
 ) -> Sequence[tuple[str, int, int, int, int]]:
     """Align two lists by their operators, as many as are drawn."""
     new = [model.key(block, exact=False) for block in after[:_MAX_BOXES]]
@@ -196,7 +196,7 @@ def _opcodes(
     return SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
 
 
-def _equal(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]) -> list[Box]:
+def _equal(model: _Graph, base: _Graph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]) -> list[Box]:
     """Draw blocks of the same operators; different attributes, or changed edges, mark them as changed."""
     pairs = zip(after, before, strict=True)
     changed = [model.key(new, exact=True) != base.key(old, exact=True) or model.is_changed(new) for new, old in pairs]
@@ -206,7 +206,9 @@ def _equal(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence
     ]
 
 
-def _compare_items(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]) -> list[Box]:
+def _compare_items(
+    model: _Graph, base: _Graph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]
+) -> list[Box]:
     boxes: list[Box] = []
     for kind, i, j, k, m in _opcodes(model, base, after, before):
         if kind == "equal":
@@ -222,7 +224,9 @@ def _compare_items(model: _Graph, base: _Graph, after: Sequence[Block], before: 
     return boxes
 
 
-def _sides(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]) -> tuple[list[Box], list[Box]]:
+def _sides(
+    model: _Graph, base: _Graph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]
+) -> tuple[list[Box], list[Box]]:
     """Draw two blocks separately, marking the parts that the other lacks."""
     new: list[Box] = []
     old: list[Box] = []

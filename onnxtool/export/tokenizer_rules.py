@@ -27,7 +27,7 @@ from onnxtool.graph.tokenizers import (
     RESERVED,
     SPACE,
     UNKNOWN,
-    Added,
+    AddedToken,
     ByteBpe,
     GraphTokenizer,
     Unigram,
@@ -125,7 +125,7 @@ def _steps(rule: Json, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield str(rule.get("type")), rule
 
 
-def _added(content: Mapping[str, Any]) -> tuple[Added, ...]:
+def _added(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:
     """Return the added tokens.
 
     Raises:
@@ -138,7 +138,7 @@ def _added(content: Mapping[str, Any]) -> tuple[Added, ...]:
             raise _refused(f"the added token {text!r} as a single word")
         if token["normalized"] and content["normalizer"] is not None:
             raise _refused(f"the added token {text!r}, which is looked for in normalized text")
-        tokens.append(Added(text, token["id"], (token["lstrip"], token["rstrip"])))
+        tokens.append(AddedToken(text, token["id"], (token["lstrip"], token["rstrip"])))
     return tuple(tokens)
 
 

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from onnx.shape_inference import infer_node_outputs
 
 from onnxtool.graph.elements import Scope, attributes_of, compute, is_small, move, reads_of
-from onnxtool.graph.operators import OPERATORS, WRONG, Call, Operator, Shape, Size, Value
+from onnxtool.graph.operators import OPERATORS, WRONG, Operator, OperatorCall, Shape, Size, Value
 from onnxtool.model_file.domains import default_opset
 
 MAX_ELEMENTS = 1 << 14  # for computed values: a row of positions, but not a mask
@@ -233,9 +233,9 @@ class Inference:
                 scope.take(name, inner, formal)
 
 
-def _call(row: Operator, node: onnx.NodeProto, scope: Scope) -> Call:
+def _call(row: Operator, node: onnx.NodeProto, scope: Scope) -> OperatorCall:
     inputs = [scope.values.get(name, Value(None, 0)) if name else None for name in node.input]
-    return Call(row.named(inputs), attributes_of(node))
+    return OperatorCall(row.named(inputs), attributes_of(node))
 
 
 def _as(schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> onnx.NodeProto:

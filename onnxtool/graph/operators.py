@@ -68,7 +68,7 @@ class Value(NamedTuple):
         return self.shape is not None and all(isinstance(size, int) for size in self.shape)
 
 
-class Call(NamedTuple):
+class OperatorCall(NamedTuple):
     """A node with what is known about its inputs, under the operator's input names; None for an omitted input."""
 
     inputs: Mapping[str, Value | None]
@@ -91,7 +91,7 @@ class Call(NamedTuple):
 
 
 Shapes = Sequence[Shape | None]
-ShapeRule = Callable[[Call], Shapes]
+ShapeRule = Callable[[OperatorCall], Shapes]
 
 
 def plus(*sizes: Size) -> Size:
@@ -145,12 +145,12 @@ class Attended(NamedTuple):
         return (self.batch_size, self.num_queries, times(self.num_heads, self.value_width))
 
 
-def _past(call: Call, name: str, axis: int) -> Size:
+def _past(call: OperatorCall, name: str, axis: int) -> Size:
     value = call.at(name)
     return 0 if value is None else value.dims[axis]
 
 
-def _projecting(call: Call) -> Attended:
+def _projecting(call: OperatorCall) -> Attended:
     """com.microsoft's Attention: it multiplies its input [B, S, …] by weights for query, key and value."""
     batch_size, num_queries, _ = call.need("input").dims
     heads = int(call.attributes["num_heads"])
@@ -160,7 +160,7 @@ def _projecting(call: Call) -> Attended:
     return Attended(batch_size, heads, num_queries, num_keys, parts(widths[1], heads), parts(widths[2], heads))
 
 
-def grouped(call: Call) -> Attended:
+def grouped(call: OperatorCall) -> Attended:
     """GroupQueryAttention: like MultiHeadAttention, with fewer key and value heads."""
     heads, key_heads = int(call.attributes["num_heads"]), int(call.attributes["kv_num_heads"])
     batch_size, num_queries, width = call.need("query").dims
@@ -169,7 +169,7 @@ def grouped(call: Call) -> Attended:
     return Attended(batch_size, heads, num_queries, num_keys, size, size)
 
 
-def multi_head(call: Call) -> Attended:
+def multi_head(call: OperatorCall) -> Attended:
     """MultiHeadAttention: query [B, S, H x D], or all three packed [B, S, H, 3, D]."""
     query, key, value = call.need("query").dims, call.at("key"), call.at("value")
     if key is None:
@@ -189,20 +189,20 @@ def multi_head(call: Call) -> Attended:
     return Attended(batch_size, heads, num_queries, num_keys, size, value_size)
 
 
-def attention_shapes(call: Call) -> Shapes:
+def attention_shapes(call: OperatorCall) -> Shapes:
     """Attention and QAttention: the result, and keys and values [2, B, H, T, D] for the next call."""
     sizes = _projecting(call)
     return [sizes.result, (2, sizes.batch_size, sizes.num_heads, sizes.num_keys, sizes.key_width)]
 
 
-def multi_head_shapes(call: Call) -> Shapes:
+def multi_head_shapes(call: OperatorCall) -> Shapes:
     """MultiHeadAttention: the result, and keys and values [B, H, T, D] for the next call."""
     sizes = multi_head(call)
     kept = (sizes.batch_size, sizes.num_heads, sizes.num_keys)
     return [sizes.result, (*kept, sizes.key_width), (*kept, sizes.value_width)]
 
 
-def group_query_shapes(call: Call) -> Shapes:
+def group_query_shapes(call: OperatorCall) -> Shapes:
     """GroupQueryAttention: like MultiHeadAttention, with fewer key and value heads."""
     sizes = grouped(call)
     kept = (sizes.batch_size, int(call.attributes["kv_num_heads"]), sizes.num_keys, sizes.key_width)
@@ -222,7 +222,7 @@ def both(first: str, second: str) -> ShapeRule:
 def embedded(ids: str, table: str) -> ShapeRule:
     """Make the rule for an embedding lookup: the result [B, S, …], the length of each row, and the sum."""
 
-    def rule(call: Call) -> Shapes:
+    def rule(call: OperatorCall) -> Shapes:
         shape = (*call.need(ids).dims, call.need(table).dims[1])
         return [shape, shape[:1], shape]
 
@@ -234,7 +234,7 @@ def product(first: str = "A", second: str = "B") -> ShapeRule:
     return lambda call: [_product_shape(call, first, second)]
 
 
-def _product_shape(call: Call, first: str, second: str) -> Shape:
+def _product_shape(call: OperatorCall, first: str, second: str) -> Shape:
     left, right = list(call.need(first).dims), list(call.need(second).dims)
     for shape, name in ((left, "transA"), (right, "transB")):
         if call.attributes.get(name) and len(shape) > 1:
@@ -243,12 +243,12 @@ def _product_shape(call: Call, first: str, second: str) -> Shape:
     return (*broadcast(tuple(left[:-2]), tuple(right[:-2])), *rows, *columns)
 
 
-def block_product_shapes(call: Call) -> Shapes:
+def block_product_shapes(call: OperatorCall) -> Shapes:
     """MatMulNBits: the packed weights do not show their width."""
     return [(*call.need("A").dims[:-1], int(call.attributes["N"]))]
 
 
-def block_lookup_shapes(call: Call) -> Shapes:
+def block_lookup_shapes(call: OperatorCall) -> Shapes:
     """GatherBlockQuantized: rows of a table that packs several numbers into a byte."""
     data, indices = call.need("data"), call.need("indices").dims
     packed = _BITS_PER_BYTE // int(call.attributes.get("bits", 4)) if data.dtype == _UINT8 else 1
@@ -257,7 +257,7 @@ def block_lookup_shapes(call: Call) -> Shapes:
     return [(*shape[:-1], times(shape[-1], packed))]
 
 
-def _einsum_sizes(call: Call) -> tuple[dict[str, Size], Shape, str]:
+def _einsum_sizes(call: OperatorCall) -> tuple[dict[str, Size], Shape, str]:
     """Return the size of each Einsum label, the shape of the axes that `...` stands for, and the result's labels."""
     equation = call.attributes["equation"].decode().replace(" ", "")
     left, arrow, result = equation.partition("->")
@@ -282,7 +282,7 @@ def _einsum_sizes(call: Call) -> tuple[dict[str, Size], Shape, str]:
     return sizes, front, result
 
 
-def einsum_shapes(call: Call) -> Shapes:
+def einsum_shapes(call: OperatorCall) -> Shapes:
     """Einsum; onnx's inference never ends for some invalid equations."""
     sizes, front, result = _einsum_sizes(call)
     before, dots, after = result.partition("...")
@@ -316,7 +316,7 @@ class Operator(NamedTuple):
         names += (str(position) for position in range(len(names), len(inputs)))
         return dict(zip_longest(names, inputs))
 
-    def infer(self, call: Call) -> list[Value | None]:
+    def infer(self, call: OperatorCall) -> list[Value | None]:
         """Return the shape and dtype of each output as far as known; None for outputs about which nothing is known."""
         values = [self._value_like(names.split("|"), call) for names in self.outputs.split()]
         if self.shapes is not None:
@@ -327,7 +327,7 @@ class Operator(NamedTuple):
         return [None if value == (None, 0) else value for value in values]
 
     @staticmethod
-    def _value_like(names: Sequence[str], call: Call) -> Value:
+    def _value_like(names: Sequence[str], call: OperatorCall) -> Value:
         """Return the first of these inputs that is present, or a value with the dtype named instead."""
         for name in names:
             if (value := call.at(name)) is not None:

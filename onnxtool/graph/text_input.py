@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from onnxtool.errors import ModelFileError, first_line
-from onnxtool.graph.tokenizers import SCOPE, Graph, GraphTokenizer, Tokens
+from onnxtool.graph.tokenizers import SCOPE, GraphTokenizer, StringGraph, Tokens
 from onnxtool.graph.writer import Writer
 from onnxtool.model_file.domains import STRINGS
 
@@ -91,7 +91,7 @@ def build_front(tokenizer: GraphTokenizer, frame: Frame, dtypes: Mapping[str, ir
     """
     texts = [ir.val(name, dtype=ir.DataType.STRING, shape=["batch_size"]) for name in frame.names]
     graph = ir.Graph(texts, [], nodes=[], opset_imports={"": opset, **_OPSETS}, name=SCOPE)
-    write = Graph(graph)
+    write = StringGraph(graph)
     arrays = _rows(write, tokenizer, frame, texts)
     for name, dtype in dtypes.items():
         output = write.op("Cast", arrays[name], to=dtype.value)
@@ -176,7 +176,9 @@ def take_off(model: ir.Model, former: Sequence[str]) -> tuple[ir.Model, ir.Model
     return reads_ids, ir.Model(front, ir_version=_IR_VERSION)
 
 
-def _rows(write: Graph, tokenizer: GraphTokenizer, frame: Frame, texts: Sequence[ir.Value]) -> Mapping[str, ir.Value]:
+def _rows(
+    write: StringGraph, tokenizer: GraphTokenizer, frame: Frame, texts: Sequence[ir.Value]
+) -> Mapping[str, ir.Value]:
     """Write ids, their mask and so on, by name: int64 [N, S] each, and N; one row if there are no texts."""
     given = list(texts)
     if frame.prompt:
@@ -233,7 +235,7 @@ def _rows(write: Graph, tokenizer: GraphTokenizer, frame: Frame, texts: Sequence
     return {**found, POSITIONS: write.op("Max", counted, write.array(0)), COUNT: count}
 
 
-def _kept(write: Graph, frame: Frame, lengths: Sequence[ir.Value]) -> list[ir.Value]:
+def _kept(write: StringGraph, frame: Frame, lengths: Sequence[ir.Value]) -> list[ir.Value]:
     """Return the number of tokens of each text that fit into a row: int64 [N] each."""
     room = frame.most_tokens - frame.num_framing
     if len(lengths) == 1:

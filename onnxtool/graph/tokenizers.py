@@ -37,13 +37,13 @@ SPACE = "▁"
 LONG = 6  # bytes of a cluster that is read character by character
 
 
-Branch: TypeAlias = "Callable[[Graph], Sequence[ir.Value]]"
+Branch: TypeAlias = "Callable[[StringGraph], Sequence[ir.Value]]"
 
 
-class Graph(Writer):
+class StringGraph(Writer):
     """Writes string operators; constants of branches belong to the graph around them, and equal ones are shared."""
 
-    def __init__(self, graph: ir.Graph, around: Graph | None = None) -> None:
+    def __init__(self, graph: ir.Graph, around: StringGraph | None = None) -> None:
         """Append to `graph`, a branch inside the graph of `around` if that is given."""
         super().__init__(graph, naming=self._name)
         self.constants: dict[object, ir.Value] = {} if around is None else around.constants
@@ -61,7 +61,7 @@ class Graph(Writer):
         branches = {}
         for name, write in (("then_branch", yes), ("else_branch", no)):
             inner = ir.Graph([], [], nodes=[], opset_imports=self._graph.opset_imports, name=f"{SCOPE}/{name}")
-            inner.outputs.extend(write(Graph(inner, self)))
+            inner.outputs.extend(write(StringGraph(inner, self)))
             branches[name] = inner
         return self.add(ir.node("If", [condition], branches, num_outputs=len(inner.outputs)))
 
@@ -126,7 +126,7 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Added:
+class AddedToken:
     """A token that is found in a text before anything else of it is read.
 
     Attributes:
@@ -146,13 +146,13 @@ class GraphTokenizer(ABC):
         added: the tokens that a text may spell; the longest wins.
     """
 
-    added: tuple[Added, ...]
+    added: tuple[AddedToken, ...]
 
     @abstractmethod
-    def append(self, graph: Graph, texts: ir.Value) -> Tokens:
+    def append(self, graph: StringGraph, texts: ir.Value) -> Tokens:
         """Append the operators that read texts without added tokens: string [N], at least one and the last empty."""
 
-    def read(self, graph: Graph, texts: ir.Value) -> Tokens:
+    def read(self, graph: StringGraph, texts: ir.Value) -> Tokens:
         """Append the operators that read texts: string [N], at least one and the last empty.
 
         Only where a text spells added tokens, its parts between them are read in place of it.
@@ -186,7 +186,7 @@ class GraphTokenizer(ABC):
         )
 
 
-def _regrouped(graph: Graph, tokens: Tokens, ids: ir.Value, bounds: ir.Value) -> list[ir.Value]:
+def _regrouped(graph: StringGraph, tokens: Tokens, ids: ir.Value, bounds: ir.Value) -> list[ir.Value]:
     """Return the tokens of texts, given those of their parts.
 
     Args:
@@ -266,7 +266,7 @@ class WordPiece(GraphTokenizer):
                 kinds.setdefault(text, []).append(key)
         return kinds
 
-    def append(self, graph: Graph, texts: ir.Value) -> Tokens:
+    def append(self, graph: StringGraph, texts: ir.Value) -> Tokens:
         """Append the operators; all texts become one, in which a marker ends each."""
         table = {**self.pieces, **dict.fromkeys(self.kinds[" "], " "), END: f" {END} "}
         characters = _characters(graph, texts, self.table)
@@ -274,10 +274,10 @@ class WordPiece(GraphTokenizer):
         known = graph.op("GreaterOrEqual", places, graph.array(0))
         found = graph.op("Gather", graph.strings(list(table.values())), places)  # of -1 the last one
 
-        def whole(inner: Graph) -> list[ir.Value]:
+        def whole(inner: StringGraph) -> list[ir.Value]:
             return [inner.join(found, "")]
 
-        def with_unknown(inner: Graph) -> list[ir.Value]:
+        def with_unknown(inner: StringGraph) -> list[ir.Value]:
             kinds = inner.join(inner.op("Where", known, inner.string(END), characters), _MARK)
             for by, text in ((_DROPPED, ""), (_APART, f" {UNKNOWN} ")):
                 if characters_of := [key for key in self.kinds[text] if key not in RESERVED]:
@@ -290,7 +290,7 @@ class WordPiece(GraphTokenizer):
         (words,) = graph.branch(is_unknown, with_unknown, whole)
         return self._split(graph, words)
 
-    def _split(self, graph: Graph, words: ir.Value) -> Tokens:
+    def _split(self, graph: StringGraph, words: ir.Value) -> Tokens:
         """Cut words into pieces."""
         ids = {**self.vocabulary, **dict.fromkeys(self.incomplete, _INCOMPLETE), END: _ROW}
         attributes = {
@@ -308,7 +308,7 @@ class WordPiece(GraphTokenizer):
         ends = graph.op("NonZero", graph.op("Equal", flat, graph.array(_ROW)))
         return _between(graph, flat, graph.op("Squeeze", ends, graph.array([0])))
 
-    def _whole(self, graph: Graph, pieces: ir.Value, flat: ir.Value) -> ir.Value:
+    def _whole(self, graph: StringGraph, pieces: ir.Value, flat: ir.Value) -> ir.Value:
         """Make one unknown token of each word with an incomplete piece."""
         inside = {piece: 0 for piece in (*self.vocabulary, *self.incomplete) if piece.startswith(_PREFIX)}
         begins = graph.lookup(pieces, inside, 1)
@@ -340,7 +340,7 @@ class ByteBpe(GraphTokenizer):
     merges: tuple[str, ...]
     operator: str
 
-    def append(self, graph: Graph, texts: ir.Value) -> Tokens:
+    def append(self, graph: StringGraph, texts: ir.Value) -> Tokens:
         """Append the operator, which pads, and frames with `<s>` and `</s>` in the form of RoBERTa."""
         attributes = {
             "vocab": json.dumps(dict(self.vocabulary), ensure_ascii=False, separators=(",", ":")),
@@ -387,7 +387,7 @@ class Unigram(GraphTokenizer):
     pairs: Mapping[str, str]
     replaced: tuple[tuple[str, str], ...]
 
-    def append(self, graph: Graph, texts: ir.Value) -> Tokens:
+    def append(self, graph: StringGraph, texts: ir.Value) -> Tokens:
         """Append the operators; all texts become one, in which a marker ends each."""
         characters = _characters(graph, texts, self.table)
         same = sorted({*self.marks, *(both[0] for both in self.pairs)})
@@ -424,7 +424,7 @@ class Unigram(GraphTokenizer):
         is_spelled = graph.op("Equal", flat, graph.array(self.num_pieces))
         return _between(graph, graph.op("Where", is_spelled, graph.array(self.unknown), flat), ends)
 
-    def _with_marks(self, graph: Graph, keys: list[str], read: tuple[ir.Value, ...], alone: ir.Value) -> ir.Value:
+    def _with_marks(self, graph: StringGraph, keys: list[str], read: tuple[ir.Value, ...], alone: ir.Value) -> ir.Value:
         """Return what the characters of a text become: string [C].
 
         Args:
@@ -461,7 +461,7 @@ class Unigram(GraphTokenizer):
         return graph.op("Where", is_dropped, graph.string(""), found)
 
 
-def _characters(graph: Graph, texts: ir.Value, table: Mapping[str, str]) -> ir.Value:
+def _characters(graph: StringGraph, texts: ir.Value, table: Mapping[str, str]) -> ir.Value:
     """Return the characters of texts, with END behind each text: string [C]."""
     for by in sorted({table.get(one, UNKNOWN) for one in RESERVED}):
         texts = graph.replace(texts, f"[{ranges(one for one in RESERVED if table.get(one, UNKNOWN) == by)}]", by)
@@ -469,7 +469,7 @@ def _characters(graph: Graph, texts: ir.Value, table: Mapping[str, str]) -> ir.V
     return graph.split(graph.replace(text, "(?s)(.)", rf"\1{_MARK}"), _MARK)
 
 
-def _between(graph: Graph, flat: ir.Value, ends: ir.Value) -> Tokens:
+def _between(graph: StringGraph, flat: ir.Value, ends: ir.Value) -> Tokens:
     """Return the tokens of texts, given the places of the tokens that end them: int64 [N]."""
     begins = graph.op("Add", graph.op("Slice", ends, graph.array([0]), graph.array([-1])), graph.array(1))
     begins = graph.op("Concat", graph.array([0]), begins, axis=0)

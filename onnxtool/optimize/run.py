@@ -105,9 +105,9 @@ def plan_optimization(options: OptimizeOptions) -> WritePlan:
     if len(files) > 1:
         files.append(output.with_name(f"{output.name}.data"))
     if options.vocabulary is not None:
-        from onnxtool.optimize.vocabulary import Cut
+        from onnxtool.optimize.vocabulary import CutModel
 
-        files += Cut(source, options.vocabulary, output, output.with_suffix("")).planned()
+        files += CutModel(source, options.vocabulary, output, output.with_suffix("")).planned()
     says = options.compiled or source.size_bytes > MAX_INLINE_BYTES
     return WritePlan("optimize", planned_files(files), notes if says else ())
 

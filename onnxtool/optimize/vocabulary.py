@@ -278,7 +278,7 @@ def optimize_cut(source: ModelFile, output: Path, options: OptimizeOptions, opti
     texts, own = Path(str(options.vocabulary)), output.with_suffix("")
     with staged(output, force=options.force) as staging, tempfile.TemporaryDirectory(dir=staging.folder.parent) as name:
         inside = Path(name)
-        work = Cut(source, texts, inside / f"cut-{output.name}", inside / own.name)
+        work = CutModel(source, texts, inside / f"cut-{output.name}", inside / own.name)
         if own.is_dir() and own.samefile(work.folder.path):
             raise OutputWriteError(f"the cut tokenizer would replace the whole one in {own}", "pass another --output")
         cut, found = work.write(runs=options.verify)
@@ -329,7 +329,7 @@ def _small_files(folder: CheckpointFolder) -> Iterator[Path]:
             yield folder.inside(path, folder.path)
 
 
-class Cut:
+class CutModel:
     """A model and its tokenizer, before and after the cut.
 
     Attributes:

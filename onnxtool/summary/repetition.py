@@ -9,7 +9,7 @@ from operator import eq
 from typing import NamedTuple
 
 from onnxtool.model_file.wire.structure import scope_of_node
-from onnxtool.model_file.wire.topology import INPUT, Call, Wire
+from onnxtool.model_file.wire.topology import INPUT, Wire, WiredNode
 
 _MAX_PERIODS = 128  # block lengths to try; real graphs have a few dozen
 _MAX_RUNS = 500
@@ -17,7 +17,7 @@ _MAX_COMPARED = 100_000  # nodes to inspect for the best place to cut
 _LEAST_NODES = 3  # the smallest repetition worth folding
 
 
-class Block(NamedTuple):
+class RepeatedBlock(NamedTuple):
     """Nodes that are drawn once.
 
     Attributes:
@@ -32,7 +32,7 @@ class Block(NamedTuple):
     length: int = 1
     times: int = 1
     is_chain: bool = False
-    items: tuple[Block, ...] = ()
+    items: tuple[RepeatedBlock, ...] = ()
 
     @property
     def end(self) -> int:
@@ -48,7 +48,7 @@ class _Run(NamedTuple):
     period: int
 
 
-def find_blocks(calls: Sequence[Call]) -> list[Block]:
+def find_blocks(calls: Sequence[WiredNode]) -> list[RepeatedBlock]:
     """Return the nodes in order, with repeated blocks folded; each node is in exactly one block of the list.
 
     Nodes are equal if they have the same operator, attributes, and dtypes and shapes of weights and graph inputs.
@@ -89,15 +89,15 @@ def _find_runs(tokens: Sequence[int]) -> list[_Run]:
     return sorted(runs, key=lambda run: (run.start - run.end, run.period))[:_MAX_RUNS]
 
 
-def _fold(calls: Sequence[Call], first: int, last: int, runs: list[_Run]) -> list[Block]:
-    blocks: list[Block] = []
+def _fold(calls: Sequence[WiredNode], first: int, last: int, runs: list[_Run]) -> list[RepeatedBlock]:
+    blocks: list[RepeatedBlock] = []
     pending = [(first, last, runs)]
     while pending:
         start, end, runs = pending.pop()
         clipped = (_Run(max(run.start, start), min(run.end, end), run.period) for run in runs)
         runs = [run for run in clipped if run.end - run.start >= max(2 * run.period, _LEAST_NODES)]
         if not runs:
-            blocks += map(Block, range(start, end))
+            blocks += map(RepeatedBlock, range(start, end))
             continue
         best = max(runs, key=lambda run: ((run.end - run.start) // run.period * run.period, -run.period))
         runs.remove(best)
@@ -111,12 +111,12 @@ def _fold(calls: Sequence[Call], first: int, last: int, runs: list[_Run]) -> lis
     return sorted(blocks)
 
 
-def _equal_blocks(calls: Sequence[Call], run: _Run) -> list[Block]:
+def _equal_blocks(calls: Sequence[WiredNode], run: _Run) -> list[RepeatedBlock]:
     """Cut a run into blocks, and join consecutive ones that are wired alike."""
     period = run.period
     spare = min((run.end - run.start) % period, _MAX_COMPARED // period)
     start = min(range(run.start, run.start + spare + 1), key=lambda cut: (*_cost(calls, cut, period), cut))
-    found: list[Block] = []
+    found: list[RepeatedBlock] = []
     inner, outer = _wiring(calls, start, period)
     way: list[object] = []
     for place in range(start, run.end - period + 1, period):
@@ -130,18 +130,20 @@ def _equal_blocks(calls: Sequence[Call], run: _Run) -> list[Block]:
                 is_chain = any(group.end - period <= wire[0] < place for wire, _ in outer)
                 found[-1] = group._replace(times=group.times + 1, is_chain=is_chain)
                 continue
-        found.append(Block(place, period))
+        found.append(RepeatedBlock(place, period))
     return [block for block in found if block.times > 1 and block.times * period >= _LEAST_NODES]
 
 
-def _cost(calls: Sequence[Call], cut: int, period: int) -> tuple[int, bool]:
+def _cost(calls: Sequence[WiredNode], cut: int, period: int) -> tuple[int, bool]:
     """Return the number of values that cross the end of the first block, and whether that end splits a named part."""
     crossing = {wire for wire, _ in _wiring(calls, cut + period, period)[1] if wire[0] >= cut}
     before, after = (scope_of_node(calls[place].name, "", ()) for place in (cut + period - 1, cut + period))
     return len(crossing), before == after
 
 
-def _wiring(calls: Sequence[Call], start: int, length: int) -> tuple[list[Wire | int | None], list[tuple[Wire, str]]]:
+def _wiring(
+    calls: Sequence[WiredNode], start: int, length: int
+) -> tuple[list[Wire | int | None], list[tuple[Wire, str]]]:
     """Return the inputs of the nodes of a block; outside values have their kind, and are numbered by first use."""
     outer: dict[tuple[Wire, str], int] = {}
     inner: list[Wire | int | None] = []

@@ -11,7 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from onnxtool.model_file.wire.structure import scope_of_node
-from onnxtool.model_file.wire.topology import INPUT, Call, Topology, Wire
+from onnxtool.model_file.wire.topology import INPUT, Topology, Wire, WiredNode
 from onnxtool.summary.figures import EdgeChange, Edges, Weight
 
 _COMMUTATIVE = frozenset(("Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Max", "Mean", "Min", "Mul"))
@@ -25,14 +25,14 @@ _SHORT = 60  # characters of an attribute
 _Key = tuple[object, ...]
 
 
-class _Round(NamedTuple):
+class _ValueKeys(NamedTuple):
     """Keys of a graph's values: one for each node, and those that it reads."""
 
     keys: list[int]
     reads: list[list[int]]
 
 
-class _Graph:
+class _ComparedGraph:
     """One of the graphs, with the pairs that were made so far."""
 
     def __init__(self, topology: Topology, leaves: Mapping[str, _Key], numbers: dict[_Key, int]) -> None:
@@ -51,7 +51,7 @@ class _Graph:
             known = self.leaves.get(str(slot), (kind,))
         return self.numbers.setdefault(known, len(self.numbers))
 
-    def round(self) -> _Round:
+    def round(self) -> _ValueKeys:
         """Number all values anew, after pairs were made."""
         keys: list[int] = []
         reads: list[list[int]] = []
@@ -61,7 +61,7 @@ class _Graph:
             ordered = sorted(read) if call.op in _COMMUTATIVE else read
             known = call.op, call.attributes, *ordered
             keys.append(self.forced.get(place) or self.numbers.setdefault(known, len(self.numbers)))
-        return _Round(keys, reads)
+        return _ValueKeys(keys, reads)
 
     def name(self, wire: Wire | None) -> str:
         """Name a value as a user knows it."""
@@ -105,8 +105,8 @@ def compare_wiring(
     if model is None or base is None:
         return Edges(compared=False)
     numbers: dict[_Key, int] = {(_NONE,): 0, (): 1}  # 0 is no key
-    new = _Graph(model, _leaves(model, base, weights, base_weights), numbers)
-    old = _Graph(base, _leaves(base, model, base_weights, weights), numbers)
+    new = _ComparedGraph(model, _leaves(model, base, weights, base_weights), numbers)
+    old = _ComparedGraph(base, _leaves(base, model, base_weights, weights), numbers)
     changes: list[EdgeChange] = []
     for _ in range(_MOST_ROUNDS):
         now, before = new.round(), old.round()
@@ -123,7 +123,7 @@ def _edges(changes: Sequence[EdgeChange]) -> Edges:
     return Edges(len(changes), tuple(changes))
 
 
-def _pair(new: _Graph, old: _Graph, now: _Round, before: _Round) -> list[EdgeChange]:
+def _pair(new: _ComparedGraph, old: _ComparedGraph, now: _ValueKeys, before: _ValueKeys) -> list[EdgeChange]:
     """Pair nodes that differ, and whose inputs are known; where there is no pair, take them as added or removed.
 
     A node may also be the changed one of several that computed the same, or have become like others.
@@ -157,19 +157,19 @@ def _pair(new: _Graph, old: _Graph, now: _Round, before: _Round) -> list[EdgeCha
     return changes
 
 
-def _spare(one: _Round, other: _Round) -> list[int]:
+def _spare(one: _ValueKeys, other: _ValueKeys) -> list[int]:
     """Return the nodes that compute what nodes of the other graph do as well, but fewer of them."""
     counts, others = Counter(one.keys), Counter(other.keys)
     return [place for place, key in enumerate(one.keys) if counts[key] > others[key] > 0]
 
 
-def _unknown(graph: _Graph, now: _Round, other: _Round) -> list[int]:
+def _unknown(graph: _ComparedGraph, now: _ValueKeys, other: _ValueKeys) -> list[int]:
     """Return the nodes that the other graph lacks, and which are not settled."""
     others = {*other.keys}
     return [place for place, key in enumerate(now.keys) if key not in others and place not in graph.settled]
 
 
-def _ready(graph: _Graph, now: _Round, other: _Round) -> list[int]:
+def _ready(graph: _ComparedGraph, now: _ValueKeys, other: _ValueKeys) -> list[int]:
     """Return those of them whose inputs the other graph has, or which were settled."""
     unknown = _unknown(graph, now, other)
     among = {*unknown}
@@ -181,13 +181,13 @@ def _ready(graph: _Graph, now: _Round, other: _Round) -> list[int]:
 class _Sides(NamedTuple):
     """Both graphs in a round."""
 
-    new: _Graph
-    old: _Graph
-    now: _Round
-    before: _Round
+    new: _ComparedGraph
+    old: _ComparedGraph
+    now: _ValueKeys
+    before: _ValueKeys
 
     @property
-    def each(self) -> tuple[tuple[_Graph, _Round, _Round], ...]:
+    def each(self) -> tuple[tuple[_ComparedGraph, _ValueKeys, _ValueKeys], ...]:
         """Each graph with its values, and those of the other."""
         return (self.new, self.now, self.before), (self.old, self.before, self.now)
 
@@ -245,11 +245,13 @@ def _unshared(reads: Sequence[int], others: Sequence[int]) -> list[int]:
     return found
 
 
-def _named(graph: _Graph, call: Call, number: int) -> str:
+def _named(graph: _ComparedGraph, call: WiredNode, number: int) -> str:
     return graph.name(call.wires[number]) if number < len(call.wires) else _NONE
 
 
-def _changed_outputs(new: _Graph, old: _Graph, now: _Round, before: _Round) -> Iterator[EdgeChange]:
+def _changed_outputs(
+    new: _ComparedGraph, old: _ComparedGraph, now: _ValueKeys, before: _ValueKeys
+) -> Iterator[EdgeChange]:
     """Yield the outputs of both graphs that are other values."""
     for name, (kind, wire) in new.outputs.items():
         if name not in old.outputs:
@@ -259,7 +261,7 @@ def _changed_outputs(new: _Graph, old: _Graph, now: _Round, before: _Round) -> I
             yield EdgeChange(name, "output", "", "value", old.name(other), new.name(wire))
 
 
-def _kind(call: Call, number: int) -> str:
+def _kind(call: WiredNode, number: int) -> str:
     return call.kinds[number] if number < len(call.kinds) else ""
 
 

@@ -24,7 +24,7 @@ from onnxtool.export import in_graph, tokenizer_rules
 from onnxtool.export.in_graph import NEXT_LINE, NUL, TIES, TextProof
 from onnxtool.export.tokenizer_rules import read_tokenizer
 from onnxtool.graph.text_input import COUNT, IDS, MASK, TYPES, Frame, id_model
-from onnxtool.graph.tokenizers import Graph, GraphTokenizer, Tokens, Unigram
+from onnxtool.graph.tokenizers import GraphTokenizer, StringGraph, Tokens, Unigram
 from onnxtool.runtime.text_graph import TextGraph
 from onnxtool.runtime.tokens import HARD_TEXTS
 from tests.export.text_tokenizers import NAMES, train
@@ -246,7 +246,7 @@ class WrongInSevens(GraphTokenizer):
 
     inner: GraphTokenizer
 
-    def append(self, graph: Graph, texts: ir.Value) -> Tokens:
+    def append(self, graph: StringGraph, texts: ir.Value) -> Tokens:
         """Append the operators of the inner tokenizer, and add 1 to its ids."""
         read = self.inner.append(graph, texts)
         is_seven = graph.op("Equal", graph.op("Shape", texts), graph.array([8]))  # with the empty one behind them

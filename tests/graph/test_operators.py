@@ -17,7 +17,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from onnxtool.graph.elements import Scope
 from onnxtool.graph.inference import Inference
-from onnxtool.graph.operators import MICROSOFT, OPERATORS, Call, Value, named_inputs
+from onnxtool.graph.operators import MICROSOFT, OPERATORS, OperatorCall, Value, named_inputs
 from onnxtool.graph.shapes import fill_types, find_shapes
 from tests.optimize.passes.builders import build, normal, run
 
@@ -252,7 +252,7 @@ def test_operators_without_a_kernel_have_the_shapes_of_their_documentation() -> 
         row = OPERATORS[MICROSOFT, op_type]
         weight = Value((D, N), TensorProto.FLOAT16)
         inputs = [x, weight if op_type == "GemmFastGelu" else ids]
-        assert row.infer(Call(row.named(inputs), {})) == outputs
+        assert row.infer(OperatorCall(row.named(inputs), {})) == outputs
 
 
 @pytest.mark.parametrize("opset", [17, 20])

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.model_file.wire import topology
-from onnxtool.summary.repetition import Block, find_blocks
+from onnxtool.summary.repetition import RepeatedBlock, find_blocks
 from tests.graphs import make_model, of_text, value
 
 NODES = 6  # of a layer
@@ -37,7 +37,7 @@ def layers(count: int) -> Any:
     return of_text(text, {**weights, "flag": np.array(True)})
 
 
-def folded(path: Path, model: Any = None) -> tuple[list[topology.Call], list[Block]]:
+def folded(path: Path, model: Any = None) -> tuple[list[topology.WiredNode], list[RepeatedBlock]]:
     if model is not None:
         onnx.save(model, path)
     found = topology.read_topology(path)
@@ -46,8 +46,8 @@ def folded(path: Path, model: Any = None) -> tuple[list[topology.Call], list[Blo
     return calls, find_blocks(calls)
 
 
-def spelled(calls: Sequence[topology.Call], blocks: Sequence[Block]) -> str:
-    def one(block: Block) -> str:
+def spelled(calls: Sequence[topology.WiredNode], blocks: Sequence[RepeatedBlock]) -> str:
+    def one(block: RepeatedBlock) -> str:
         if block.times == 1:
             return calls[block.start].op
         return f"({spelled(calls, block.items)})x{block.times}{'' if block.is_chain else '|'}"

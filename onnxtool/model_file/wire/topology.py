@@ -36,7 +36,7 @@ _SHORT = 60  # characters of an attribute's value that is kept as it is
 Wire = tuple[int, int | str]
 
 
-class Call(NamedTuple):
+class WiredNode(NamedTuple):
     """A node that is not a Constant.
 
     Attributes:
@@ -59,7 +59,7 @@ class Call(NamedTuple):
 class Topology(NamedTuple):
     """The nodes of a graph, and its outputs by name, each with its type and the value that it reads."""
 
-    calls: list[Call]
+    calls: list[WiredNode]
     outputs: dict[str, tuple[str, Wire | None]]
 
 
@@ -67,11 +67,11 @@ class _TooManyError(Exception):
     """The model has too many nodes to be drawn."""
 
 
-class _Scope:
+class _GraphScope:
     """A graph being read: its calls, its values by name, and the names that come from outside."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[WiredNode] = []
         self.wires: dict[bytes, Wire] = {}
         self.kinds: dict[bytes, str] = {}
         self.used: dict[bytes, int] = {}
@@ -104,9 +104,9 @@ class _Reader:
         self.data = data
         self.num_nodes = 0
 
-    def graph(self, fields: list[tuple[str, Span]], depth: int) -> tuple[_Scope, str]:
+    def graph(self, fields: list[tuple[str, Span]], depth: int) -> tuple[_GraphScope, str]:
         """Read a graph that lies `depth` graphs below the main one, and what it shares with every equal one."""
-        scope, data = _Scope(), self.data
+        scope, data = _GraphScope(), self.data
         outputs: list[bytes] = []
         inputs: list[str] = []
         for field, place in fields:
@@ -135,7 +135,7 @@ class _Reader:
             scope.outputs = {name.decode(errors="replace"): end for name, end in zip(outputs, ends, strict=True)}
         return scope, repr((inputs, shared, ends)) if depth else ""
 
-    def call(self, place: Span, scope: _Scope, depth: int) -> None:
+    def call(self, place: Span, scope: _GraphScope, depth: int) -> None:
         """Read a node, and the graphs in its attributes."""
         self.num_nodes += 1
         if self.num_nodes > MAX_DRAWN_NODES:
@@ -157,7 +157,7 @@ class _Reader:
         if op == "Constant" and not is_foreign:
             scope.kinds.update(dict.fromkeys(lists["output"], repr([value for _, value in attributes])))
             return
-        call = Call(
+        call = WiredNode(
             f"{domain}::{op}" if is_foreign else op,
             name,
             tuple(attributes),

@@ -28,7 +28,7 @@ VIEWS = ("Transpose", "Expand", "Cast", "Mul", "Div", *_RESHAPES)
 """The operators of a scaled view."""
 
 
-class Layout(Enum):
+class HeadLayout(Enum):
     """The layout of the heads of q, k or v in a tensor."""
 
     FLAT = "B, S, H * D"
@@ -50,7 +50,7 @@ class Heads:
     """
 
     source: ir.Value
-    layout: Layout
+    layout: HeadLayout
     num_heads: int
     head_size: int
     scale: float
@@ -88,11 +88,11 @@ def find_heads(
         if shown is None or (shown[1] > 1 and not repeated):
             continue
         layout, repeats = shown
-        if layout is Layout.COLUMNS and (found is not None or not in_columns):
+        if layout is HeadLayout.COLUMNS and (found is not None or not in_columns):
             continue
         found = Heads(source, layout, num_heads // repeats, head_size, scale, repeats)
         # Linear layers give the flat layout; there is nothing to find above it.
-        if layout is Layout.FLAT:
+        if layout is HeadLayout.FLAT:
             break
     return found
 
@@ -175,9 +175,9 @@ def _layout_of(
     heads: tuple[int, int],
     *,
     transposed: bool,
-) -> tuple[Layout, int] | None:
+) -> tuple[HeadLayout, int] | None:
     """Return the layout of the heads of `value` in `source` and their repetitions, the same for all sizes."""
-    found: set[tuple[Layout, int] | None] = set()
+    found: set[tuple[HeadLayout, int] | None] = set()
     for probe in shapes.small:
         shape = shapes.of(source, probe)
         if shape is None:
@@ -191,7 +191,9 @@ def _layout_of(
     return found.pop() if len(found) == 1 else None
 
 
-def _name_layout(shape: tuple[int, ...], moved: Indices, num_heads: int, head_size: int) -> tuple[Layout, int] | None:
+def _name_layout(
+    shape: tuple[int, ...], moved: Indices, num_heads: int, head_size: int
+) -> tuple[HeadLayout, int] | None:
     """Name the layout of a tensor of `shape` whose heads are `moved`, and how often each head is repeated."""
     indices = _number(shape)
     batch = moved.size // (num_heads * head_size * moved.shape[-2])
@@ -202,13 +204,13 @@ def _name_layout(shape: tuple[int, ...], moved: Indices, num_heads: int, head_si
     outside = (batch, num_heads // repeats, moved.shape[-2], head_size)
     inside = (batch, moved.shape[-2], num_heads // repeats, head_size)
     columns = (*outside[:2], head_size, moved.shape[-2])
-    stored: tuple[tuple[Layout, tuple[int, ...], Callable[[], Indices]], ...] = (
-        (Layout.HEADS_OUTSIDE, outside, lambda: indices),
-        (Layout.HEADS_INSIDE, inside, lambda: indices.transpose(0, 2, 1, 3)),
-        (Layout.FLAT, (*inside[:2], inside[2] * head_size), lambda: indices.reshape(inside).transpose(0, 2, 1, 3)),
-        (Layout.COLUMNS, columns, lambda: indices.swapaxes(2, 3)),
+    stored: tuple[tuple[HeadLayout, tuple[int, ...], Callable[[], Indices]], ...] = (
+        (HeadLayout.HEADS_OUTSIDE, outside, lambda: indices),
+        (HeadLayout.HEADS_INSIDE, inside, lambda: indices.transpose(0, 2, 1, 3)),
+        (HeadLayout.FLAT, (*inside[:2], inside[2] * head_size), lambda: indices.reshape(inside).transpose(0, 2, 1, 3)),
+        (HeadLayout.COLUMNS, columns, lambda: indices.swapaxes(2, 3)),
         (
-            Layout.TIME_FIRST,
+            HeadLayout.TIME_FIRST,
             (inside[1], batch, inside[2] * head_size),
             lambda: indices.reshape(inside[1], batch, *inside[2:]).transpose(1, 2, 0, 3),
         ),

@@ -30,7 +30,7 @@ from onnxtool.optimize.attention.scores import (
     find_attention,
     match_roots,
 )
-from onnxtool.optimize.attention.views import VIEWS, Heads, Layout, Linear, find_heads, find_joined, find_linear
+from onnxtool.optimize.attention.views import VIEWS, HeadLayout, Heads, Linear, find_heads, find_joined, find_linear
 from onnxtool.optimize.kept import PARTS, patterns_of
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
@@ -38,7 +38,7 @@ _BLOCK = 8  # GroupQueryAttention requires a head size that is a multiple of thi
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _AttentionParts:
     """An attention in the form the fused operator needs.
 
     If several query heads share one key and value head, the operator uses the key heads, and one sequence for each
@@ -67,7 +67,7 @@ class _Parts:
 
 
 @dataclass
-class _Shared:
+class _SharedValues:
     """Values shared by a graph's attentions: masks in the form that the fused operators take."""
 
     model: ir.Model
@@ -85,7 +85,7 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
     nodes = list(match_roots(model.graph))
     if not nodes:
         return Outcome(model, 0)
-    shared = _Shared(model, find_shapes(model), context.provider)
+    shared = _SharedValues(model, find_shapes(model), context.provider)
     reasons: list[str] = []
     for node in nodes:
         try:
@@ -95,7 +95,7 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
     return Outcome(model, len(nodes) - len(reasons), refusals(reasons))
 
 
-def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
+def _find_parts(root: ir.Node, shared: _SharedValues) -> _AttentionParts:
     """Match an attention and check its preconditions before changing anything."""
     shapes = shared.shapes
     matched = find_attention(root, shapes)
@@ -128,7 +128,7 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     keys, values = _keys_and_values(matched, shapes, are_shared=matched.sinks is not None or not is_one_sequence)
     if queries.head_size != keys.head_size or values.scale != 1.0:
         raise RefusedError("queries and keys of different sizes, or scaled values")
-    parts = _Parts(matched, queries, keys, values, mask_kind, joined)
+    parts = _AttentionParts(matched, queries, keys, values, mask_kind, joined)
     if matched.sinks is not None:
         _check_sinks(parts, shared)
     return parts
@@ -156,7 +156,7 @@ def _settled(matched: MatchedAttention, mask_kind: MaskKind) -> tuple[MatchedAtt
     return matched, replace_fields(mask_kind, fill=max(mask_kind.fill, lowest))
 
 
-def _check_sinks(parts: _Parts, shared: _Shared) -> None:
+def _check_sinks(parts: _AttentionParts, shared: _SharedValues) -> None:
     """Check that GroupQueryAttention can compute an attention with sinks, and faster than the nodes.
 
     With a cache, on the CPU, one step takes 1.3 to 2.3 times as long as the nodes that `repeated_heads` leaves, and
@@ -176,7 +176,7 @@ def _check_sinks(parts: _Parts, shared: _Shared) -> None:
         raise RefusedError(f"{SINKS}, and heads of {sizes}: the operator takes a multiple of {_BLOCK} for both")
 
 
-def _is_own(parts: _Parts, shapes: Shapes) -> bool:
+def _is_own(parts: _AttentionParts, shapes: Shapes) -> bool:
     """Whether there are as many keys as queries for all inputs."""
     queries, keys = (_size_of_length(heads, shapes) for heads in (parts.queries, parts.keys))
     return queries is not None and queries == keys
@@ -208,7 +208,7 @@ def _heads(matched: MatchedAttention, shapes: Shapes, *, is_keys: bool, are_shar
 def _flat_heads(value: ir.Value, shapes: Shapes, num_heads: int) -> Heads | None:
     """Return the heads of `value`, [B, S, H * D]."""
     width = shapes.fixed(value, -1)
-    return None if width is None else Heads(value, Layout.FLAT, num_heads, width // num_heads, 1.0)
+    return None if width is None else Heads(value, HeadLayout.FLAT, num_heads, width // num_heads, 1.0)
 
 
 def _is_broadcast(value: ir.Value, num_heads: int, shapes: Shapes) -> bool:
@@ -229,7 +229,7 @@ def _heads_of_bias(matched: MatchedAttention, shapes: Shapes) -> int | None:
     return max(sizes) if sizes <= {1, matched.num_heads} else None
 
 
-def _fuse(parts: _Parts, shared: _Shared) -> None:
+def _fuse(parts: _AttentionParts, shared: _SharedValues) -> None:
     """Replace the matched nodes by the fused operator."""
     last = (parts.joined or parts.found.result).producer()
     if last is None:
@@ -248,7 +248,7 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
     remove_unused(shared.model.graph, [last])
 
 
-def _attention(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
+def _attention(parts: _AttentionParts, shared: _SharedValues, writer: Writer) -> ir.Value:
     """Write `Attention` or `MultiHeadAttention`; return its result, [B, S, H * D]."""
     attributes, mask_kind = {"num_heads": parts.keys.num_heads, **_scale(parts)}, parts.mask_kind
     if mask_kind.is_causal or parts.found.is_causal:
@@ -266,7 +266,7 @@ def _attention(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
     return _in_one_sequence(fused, parts, writer)
 
 
-def _group_query_attention(parts: _Parts, sinks: ir.Value, shared: _Shared, writer: Writer) -> ir.Value:
+def _group_query_attention(parts: _AttentionParts, sinks: ir.Value, shared: _SharedValues, writer: Writer) -> ir.Value:
     """Write `GroupQueryAttention` without a cache, which masks later keys itself; return its result, [B, S, H * D]."""
     attributes = {"num_heads": parts.queries.num_heads, "kv_num_heads": parts.keys.num_heads, **_scale(parts)}
     is_causal_alone = parts.mask_kind.is_causal and parts.mask_kind.padding is None
@@ -284,12 +284,12 @@ def _group_query_attention(parts: _Parts, sinks: ir.Value, shared: _Shared, writ
     return writer.add(node)[0]
 
 
-def _scale(parts: _Parts) -> dict[str, Any]:
+def _scale(parts: _AttentionParts) -> dict[str, Any]:
     is_usual = np.isclose(parts.scale, parts.queries.head_size**-0.5, rtol=1e-6)
     return {} if is_usual else {"scale": float(parts.scale)}
 
 
-def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | None:
+def _packed(parts: _AttentionParts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | None:
     """Return the three linear layers if q, k and v all come from one tensor, and nothing else reads them; else None.
 
     The operator would repeat the layers of queries and keys that position biases are computed from (DeBERTa).
@@ -298,7 +298,7 @@ def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | No
         return None
     linears = []
     for heads in (parts.queries, parts.keys, parts.values):
-        linear = find_linear(heads.source, shapes) if heads.layout is Layout.FLAT else None
+        linear = find_linear(heads.source, shapes) if heads.layout is HeadLayout.FLAT else None
         if linear is None:
             return None
         linears.append(linear)
@@ -311,7 +311,7 @@ def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | No
     return (first, second, third) if thirds == [None, None, None] else None
 
 
-def _are_read_elsewhere(parts: _Parts) -> bool:
+def _are_read_elsewhere(parts: _AttentionParts) -> bool:
     """Whether anything but the attention reads its queries, keys or values."""
     ends = {parts.found.queries, parts.found.keys, parts.found.values}
     waiting = [parts.queries.source, parts.keys.source, parts.values.source]
@@ -364,22 +364,22 @@ def _concatenated(values: Sequence[ir.Value | None], widths: Sequence[int], like
 def _flat(heads: Heads, writer: Writer) -> ir.Value:
     """Return the heads as [B, S, H * D]."""
     value = heads.source
-    if heads.layout is Layout.FLAT:
+    if heads.layout is HeadLayout.FLAT:
         return value
-    if heads.layout is Layout.TIME_FIRST:
+    if heads.layout is HeadLayout.TIME_FIRST:
         return writer.node("Transpose", [value], {"perm": [1, 0, 2]})
-    if heads.layout in (Layout.HEADS_OUTSIDE, Layout.COLUMNS):
-        perm = [0, 2, 1, 3] if heads.layout is Layout.HEADS_OUTSIDE else [0, 3, 1, 2]
+    if heads.layout in (HeadLayout.HEADS_OUTSIDE, HeadLayout.COLUMNS):
+        perm = [0, 2, 1, 3] if heads.layout is HeadLayout.HEADS_OUTSIDE else [0, 3, 1, 2]
         value = writer.node("Transpose", [value], {"perm": perm})
     return writer.node("Reshape", [value, _shape([0, 0, heads.num_heads * heads.head_size], writer)])
 
 
-def _queries(parts: _Parts, writer: Writer) -> ir.Value:
+def _queries(parts: _AttentionParts, writer: Writer) -> ir.Value:
     """Return the queries as [B, S, H * D]; if R heads share one key head, as R sequences: [B, R * S, H / R * D]."""
     if parts.repeats == 1:
         return _flat(parts.queries, writer)
     num_heads, repeats, size = parts.keys.num_heads, parts.repeats, parts.queries.head_size
-    if parts.queries.layout is Layout.HEADS_OUTSIDE:
+    if parts.queries.layout is HeadLayout.HEADS_OUTSIDE:
         source, shape, perm = parts.queries.source, [0, num_heads, repeats, -1, size], [0, 2, 3, 1, 4]
     else:
         source, shape, perm = _flat(parts.queries, writer), [0, 0, num_heads, repeats, size], [0, 3, 1, 2, 4]
@@ -388,7 +388,7 @@ def _queries(parts: _Parts, writer: Writer) -> ir.Value:
     return writer.node("Reshape", [sequences, _shape([0, -1, num_heads * size], writer)])
 
 
-def _in_one_sequence(fused: ir.Value, parts: _Parts, writer: Writer) -> ir.Value:
+def _in_one_sequence(fused: ir.Value, parts: _AttentionParts, writer: Writer) -> ir.Value:
     """Return the result for queries that may be in R sequences, [B, R * S, H / R * D], as [B, S, H * D]."""
     if parts.repeats == 1:
         return fused
@@ -403,18 +403,21 @@ def _shape(sizes: Sequence[int], writer: Writer) -> ir.Value:
     return writer.constant(np.array(sizes, np.int64), f"onnxtool.shape_{name}")
 
 
-def _written_keys_and_values(parts: _Parts, writer: Writer) -> list[ir.Value]:
+def _written_keys_and_values(parts: _AttentionParts, writer: Writer) -> list[ir.Value]:
     """Return keys and values, both [B, L, H * D], or both [B, H, L, D] if they already have that layout.
 
     The operator accepts different sizes of values and keys, as in MiniCPM3, only in the first layout.
     """
     both = (parts.keys, parts.values)
-    if all(heads.layout is Layout.HEADS_OUTSIDE for heads in both) and parts.keys.head_size == parts.values.head_size:
+    if (
+        all(heads.layout is HeadLayout.HEADS_OUTSIDE for heads in both)
+        and parts.keys.head_size == parts.values.head_size
+    ):
         return [heads.source for heads in both]
     return [_flat(heads, writer) for heads in both]
 
 
-def _mask(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
+def _mask(parts: _AttentionParts, shared: _SharedValues, writer: Writer) -> ir.Value | None:
     """Return the padding mask as int32 [B, L]."""
     value = parts.mask_kind.padding
     if value is None or value.dtype == ir.DataType.INT32:
@@ -426,7 +429,7 @@ def _mask(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
     return shared.values[value]
 
 
-def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
+def _bias(parts: _AttentionParts, shared: _SharedValues, writer: Writer) -> ir.Value | None:
     """Return masks of unknown kind as float [1 or B, 1 or H, S, L], to be added.
 
     If R query heads share one key head, it is [1 or B, 1 or H / R, R * S, L].
@@ -447,7 +450,7 @@ def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
     return shared.values[masking, repeats]
 
 
-def _shared_bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
+def _shared_bias(parts: _AttentionParts, shared: _SharedValues, writer: Writer) -> ir.Value:
     """Return all masks together as float [1 or B, 1 or H, S, L], to be added."""
     masking = parts.found.masking
     if masking not in shared.values:
@@ -455,7 +458,7 @@ def _shared_bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
     return shared.values[masking]
 
 
-def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
+def _write_bias(parts: _AttentionParts, shapes: Shapes, writer: Writer) -> ir.Value:
     """Add the terms and masked fills of the scores, broadcast to the number of queries and keys."""
     dtype, masking = shapes.dtype(parts.queries.source) or np.dtype(np.float32), parts.found.masking
     total = _sum_of_masks(parts, dtype, shapes, writer)
@@ -471,7 +474,7 @@ def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
     return writer.node("Expand", [total, writer.node("Concat", [ones, *sizes], {"axis": 0})])
 
 
-def _sum_of_masks(parts: _Parts, dtype: np.dtype[Any], shapes: Shapes, writer: Writer) -> ir.Value:
+def _sum_of_masks(parts: _AttentionParts, dtype: np.dtype[Any], shapes: Shapes, writer: Writer) -> ir.Value:
     """Add the terms and masked fills of the scores, keeping infinities."""
     masking = parts.found.masking
     infinity = writer.constant(np.array(-np.inf, dtype), "infinity")
@@ -502,7 +505,7 @@ def _by_heads(term: Term, num_heads: int, shapes: Shapes, writer: Writer) -> ir.
     return writer.node("Reshape", [term.value, writer.node("Concat", [outer, inner], {"axis": 0})])
 
 
-def _is_full(value: ir.Value, parts: _Parts, shapes: Shapes) -> bool:
+def _is_full(value: ir.Value, parts: _AttentionParts, shapes: Shapes) -> bool:
     """Whether a value of rank 4 has the full number of queries and keys."""
     shape = shapes.shape(value)
     lengths = tuple(_size_of_length(heads, shapes) for heads in (parts.queries, parts.keys))
@@ -522,11 +525,11 @@ def _size_of_length(heads: Heads, shapes: Shapes) -> int | str | None:
 
 
 def _axis_of_length(heads: Heads) -> int:
-    return {Layout.HEADS_OUTSIDE: 2, Layout.COLUMNS: 3, Layout.TIME_FIRST: 0}.get(heads.layout, 1)
+    return {HeadLayout.HEADS_OUTSIDE: 2, HeadLayout.COLUMNS: 3, HeadLayout.TIME_FIRST: 0}.get(heads.layout, 1)
 
 
 def _with_zeroed_rows(
-    fused: ir.Value, zeroed_rows: ZeroedRows, parts: _Parts, shared: _Shared, writer: Writer
+    fused: ir.Value, zeroed_rows: ZeroedRows, parts: _AttentionParts, shared: _SharedValues, writer: Writer
 ) -> ir.Value:
     """Set the same rows of `fused`, [B, S, H * D], to zero as the model does."""
     dtype = shared.shapes.dtype(parts.queries.source) or np.dtype(np.float32)
@@ -543,7 +546,7 @@ def _with_zeroed_rows(
     return writer.node("Reshape", [heads, _shape([0, 0, num_heads * head_size], writer)])
 
 
-def _unattended_by_kind(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
+def _unattended_by_kind(parts: _AttentionParts, shared: _SharedValues, writer: Writer) -> ir.Value:
     """Return a mask of queries that see only padding, bool [B, 1 or S, 1]."""
     is_causal = parts.mask_kind.is_causal or parts.found.is_causal
     key = ("unattended", parts.mask_kind.padding, is_causal)
@@ -559,7 +562,7 @@ def _unattended_by_kind(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Va
 
 
 def _unattended(
-    zeroed_rows: ZeroedRows, dtype: np.dtype[Any], parts: _Parts, shapes: Shapes, writer: Writer
+    zeroed_rows: ZeroedRows, dtype: np.dtype[Any], parts: _AttentionParts, shapes: Shapes, writer: Writer
 ) -> ir.Value:
     """Return a mask of queries with a row of zeros, bool [1 or B, 1 or H, 1 or S, 1]."""
     if zeroed_rows.unattended is not None:
@@ -588,7 +591,7 @@ def _unattended(
     return functools.reduce(lambda first, second: writer.node("Or", [first, second]), none, four_axes)
 
 
-def _split_again(result: ir.Value, fused: ir.Value, parts: _Parts, shapes: Shapes, writer: Writer) -> None:
+def _split_again(result: ir.Value, fused: ir.Value, parts: _AttentionParts, shapes: Shapes, writer: Writer) -> None:
     """Restore the layout of the result, [B, H, S, D] or [B * H, S, D]."""
     shape, perm = [0, 0, parts.queries.num_heads, parts.values.head_size], [0, 2, 1, 3]
     if shapes.rank(result) == 3:

@@ -108,7 +108,7 @@ _ROOT = math.sqrt(2 / math.pi)
 
 
 @dataclass(frozen=True)
-class _Form:
+class _GeluForm:
     """A form of Gelu: `factor * x * gate`.
 
     Attributes:
@@ -126,10 +126,10 @@ class _Form:
     attributes: Mapping[str, Any]
 
 
-_FORMS: Mapping[str, _Form] = {
-    "Erf": _Form({1: math.sqrt(0.5)}, 1, 0.5, "Gelu", {}),
-    "Tanh": _Form({1: _ROOT, 3: _ROOT * 0.044715}, 1, 0.5, "FastGelu", {}),
-    "Sigmoid": _Form({1: 1.702}, None, 1, "QuickGelu", {"alpha": 1.702}),
+_FORMS: Mapping[str, _GeluForm] = {
+    "Erf": _GeluForm({1: math.sqrt(0.5)}, 1, 0.5, "Gelu", {}),
+    "Tanh": _GeluForm({1: _ROOT, 3: _ROOT * 0.044715}, 1, 0.5, "FastGelu", {}),
+    "Sigmoid": _GeluForm({1: 1.702}, None, 1, "QuickGelu", {"alpha": 1.702}),
 }
 
 
@@ -162,7 +162,7 @@ def _rename(node: ir.Node) -> str:
     return ""
 
 
-def _fuse(node: ir.Node, form: _Form) -> str | None:
+def _fuse(node: ir.Node, form: _GeluForm) -> str | None:
     """Replace the Gelu around an Erf, Tanh or Sigmoid, or return why not; None if the node is not part of a Gelu."""
     gate, nodes = node.outputs[0], [node]
     if form.offset is not None:
@@ -187,7 +187,7 @@ def _fuse(node: ir.Node, form: _Form) -> str | None:
 
 
 def _match_product(
-    gate: ir.Value, function: ir.Node, form: _Form
+    gate: ir.Value, function: ir.Node, form: _GeluForm
 ) -> tuple[ir.Value, ir.Value, tuple[ir.Node, ...]] | None:
     """Follow the Muls after `gate` until they form `factor * x * gate`; return x, the product and the nodes."""
     result = gate

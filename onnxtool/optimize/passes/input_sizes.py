@@ -23,7 +23,7 @@ _LONGEST = 8  # a longer row holds positions, not sizes
 
 
 @dataclass
-class _Sizes:
+class _WrittenSizes:
     """Write each size once at the start of a graph.
 
     Attributes:
@@ -68,7 +68,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         return Outcome(model, 0, "left alone: a Shape of some axes only needs opset 15")
     shapes = find_shapes(model)
     computed = _computed(model, shapes)
-    sizes = _Sizes(model, Writer(model.graph[0]))
+    sizes = _WrittenSizes(model, Writer(model.graph[0]))
     nodes = [node for node in model.graph if any(str(value.name) in computed for value in node.outputs)]
     changed = []
     for node in nodes:
@@ -121,7 +121,7 @@ def _is_minimal(node: ir.Node) -> bool:
     )
 
 
-def _replacement(value: ir.Value, shapes: Shapes, sizes: _Sizes) -> ir.Value | None:
+def _replacement(value: ir.Value, shapes: Shapes, sizes: _WrittenSizes) -> ir.Value | None:
     """Return the same numbers computed from input sizes; None if that is not possible."""
     elements = shapes.elements.get(str(value.name))
     if elements is None or elements.ndim > 1 or elements.size > _LONGEST:

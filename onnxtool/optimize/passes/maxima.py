@@ -64,7 +64,7 @@ _FLAGS = (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64)
 
 
 @dataclass
-class _Chain:
+class _MaximumChain:
     """The nodes between a product [B, S, V] and the maximum over S.
 
     Attributes:
@@ -98,9 +98,9 @@ def _take_first(model: ir.Model, _context: Context) -> Outcome:
     return rewrite_each(model, found, _rewrite)
 
 
-def _follow(reduce: ir.Node) -> _Chain:
+def _follow(reduce: ir.Node) -> _MaximumChain:
     """Go up from a maximum as long as each value has a single reader."""
-    chain, reader = _Chain(), reduce
+    chain, reader = _MaximumChain(), reduce
     while True:
         value = reader.inputs[0]
         if reader is not reduce and len(reader.inputs) == 2:
@@ -190,7 +190,7 @@ def _lowest(steps: list[ir.Node]) -> float:
     return bound
 
 
-def _rewrite(reduce: ir.Node, chain: _Chain, product: ir.Node, shapes: Shapes) -> str:
+def _rewrite(reduce: ir.Node, chain: _MaximumChain, product: ir.Node, shapes: Shapes) -> str:
     """Write the maximum first, or return the precondition that does not hold."""
     states, weight = product.inputs
     if states is None or shapes.rank(states) != 3:
@@ -243,7 +243,7 @@ _WIDTH = 4096
 
 
 @dataclass(frozen=True)
-class _Match:
+class _WideMaximum:
     """A wide product [B, S, V] whose only use is the maximum over S.
 
     Attributes:
@@ -273,7 +273,7 @@ def _take_in_blocks(model: ir.Model, _context: Context) -> Outcome:
     return Outcome(model, num_changes)
 
 
-def _match(reduce: ir.Node) -> _Match | None:
+def _match(reduce: ir.Node) -> _WideMaximum | None:
     if reduce.domain or reduce.op_type != "ReduceMax" or reduced_axes(reduce) != [1]:
         return None
     scores, scaled, bias = _only(reduce.inputs[0]), None, None
@@ -291,7 +291,7 @@ def _match(reduce: ir.Node) -> _Match | None:
     weight = scores.inputs[1]
     if weight is None or not is_weight(weight, 2) or len(weight.uses()) > 1 or _columns(weight) < 2 * _WIDTH:
         return None
-    return _Match(scores, scaled, bias, reduce)
+    return _WideMaximum(scores, scaled, bias, reduce)
 
 
 def _only(value: ir.Value | None) -> ir.Node | None:
@@ -303,7 +303,7 @@ def _columns(weight: ir.Value) -> int:
     return int(tensor_of(weight).shape.numpy()[-1])
 
 
-def _cut(match: _Match) -> None:
+def _cut(match: _WideMaximum) -> None:
     """Write product and maximum for each block, join the maxima, and add the bias."""
     product, reduce = match.product, match.reduce
     writer, columns = Writer(reduce), _columns(required(product, 1))

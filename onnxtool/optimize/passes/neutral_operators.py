@@ -16,7 +16,7 @@ from onnxtool.graph.writer import Writer
 from onnxtool.model_file.weights import to_light_proto
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
-_Shapes: TypeAlias = Callable[[ir.Value], "tuple[int | str | None, ...] | None"]
+_ShapeOf: TypeAlias = Callable[[ir.Value], "tuple[int | str | None, ...] | None"]
 # Operators with their neutral element and its allowed input positions.
 _NEUTRAL = {
     "Add": (0, (1, 0)),
@@ -55,7 +55,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     return Outcome(model, num_changes + remove_unused(graph, list(graph)))
 
 
-def _remove_neutral(node: ir.Node, shape_of: _Shapes) -> bool:
+def _remove_neutral(node: ir.Node, shape_of: _ShapeOf) -> bool:
     number, places = _NEUTRAL[node.op_type]
     for place in places:
         array, value = constant(node.inputs[place], _LARGEST), node.inputs[1 - place]
@@ -92,7 +92,7 @@ def _join_transposes(node: ir.Node) -> bool:
     return bool(order) and order == sorted(order) and bypass(node, node.inputs[0])
 
 
-def _transpose_before_tile(node: ir.Node, shape_of: _Shapes) -> bool:
+def _transpose_before_tile(node: ir.Node, shape_of: _ShapeOf) -> bool:
     """Transpose what a Tile repeats, if the moved axes are repeated equally often (DeBERTa's keys of positions).
 
     Of a weight, sessions compute the result as they load.
@@ -119,7 +119,7 @@ def _transpose_before_tile(node: ir.Node, shape_of: _Shapes) -> bool:
     return True
 
 
-def _join_unsqueezes(node: ir.Node, shape_of: _Shapes) -> bool:
+def _join_unsqueezes(node: ir.Node, shape_of: _ShapeOf) -> bool:
     """Insert the axes of two Unsqueeze nodes with only the second one."""
     inner = producer(node.inputs[0], "Unsqueeze")
     if inner is None or len(node.inputs) < 2:  # an attribute until opset 12

@@ -31,7 +31,7 @@ _EQUATION = re.compile(r"([a-z]+),([a-z]+)->([a-z]+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class _Product:
+class _EinsumAxes:
     """The axes of `first` and `second`, by letter.
 
     Attributes:
@@ -50,9 +50,9 @@ class _Product:
     columns: str
     result: str
 
-    def swapped(self) -> _Product:
+    def swapped(self) -> _EinsumAxes:
         """Return the product of the second and the first."""
-        return _Product(self.second, self.first, self.batch, self.columns, self.summed, self.rows, self.result)
+        return _EinsumAxes(self.second, self.first, self.batch, self.columns, self.summed, self.rows, self.result)
 
 
 def _write_einsums(model: ir.Model, _context: Context) -> Outcome:
@@ -90,13 +90,13 @@ def _rewrite(node: ir.Node, shapes: Shapes) -> bool:
     return True
 
 
-def _product(equation: str) -> _Product | None:
+def _product(equation: str) -> _EinsumAxes | None:
     """Parse an equation; None if it is not exactly a matrix product."""
     match = _EQUATION.fullmatch(equation.replace(" ", ""))
     if match is None or any(len(set(letters)) != len(letters) for letters in match.groups()):
         return None
     first, second, result = match.groups()
-    product = _Product(
+    product = _EinsumAxes(
         first,
         second,
         batch="".join(letter for letter in result if letter in first and letter in second),
@@ -111,7 +111,7 @@ def _product(equation: str) -> _Product | None:
     return product if is_whole and product.rows and product.summed and product.columns else None
 
 
-def _sizes(product: _Product, first: ir.Value, second: ir.Value, shapes: Shapes) -> dict[str, int | None] | None:
+def _sizes(product: _EinsumAxes, first: ir.Value, second: ir.Value, shapes: Shapes) -> dict[str, int | None] | None:
     """Return the size of each axis, None for a dynamic one; None if two axes of a letter may differ."""
     found: dict[str, int | str] = {}
     for letters, value in ((product.first, first), (product.second, second)):
@@ -124,7 +124,7 @@ def _sizes(product: _Product, first: ir.Value, second: ir.Value, shapes: Shapes)
 
 
 def _by_weight(
-    product: _Product, x: ir.Value, weight: ir.Value, sizes: dict[str, int | None], writer: Writer
+    product: _EinsumAxes, x: ir.Value, weight: ir.Value, sizes: dict[str, int | None], writer: Writer
 ) -> ir.Value:
     """Write the product with a weight of any rank as a product with a matrix, which is computed on saving."""
     summed, columns = ([sizes[letter] or 0 for letter in letters] for letters in (product.summed, product.columns))

@@ -15,7 +15,7 @@ from onnxtool.graph.edit import only_consumer, producer, remove_unused, replace,
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.attention.views import VIEWS, Heads, Layout, find_heads
+from onnxtool.optimize.attention.views import VIEWS, HeadLayout, Heads, find_heads
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 _LONGEST_CHAIN = 10
@@ -23,7 +23,7 @@ _RANK = 4
 
 
 @dataclass(frozen=True)
-class _Product:
+class _RepeatedProduct:
     """A MatMul of heads, [B, H, S, X], with heads that are repeated.
 
     Attributes:
@@ -69,7 +69,7 @@ def _chain_above(value: ir.Value | None) -> Iterator[ir.Node]:
         value = node.inputs[0]
 
 
-def _match(node: ir.Node, shapes: Shapes) -> _Product | None:
+def _match(node: ir.Node, shapes: Shapes) -> _RepeatedProduct | None:
     first, second = required(node, 0), required(node, 1)
     num_heads = shapes.fixed(first, 1)
     if shapes.rank(first) != _RANK or shapes.rank(second) != _RANK or num_heads is None:
@@ -80,7 +80,7 @@ def _match(node: ir.Node, shapes: Shapes) -> _Product | None:
         heads = find_heads(second, shapes, num_heads, transposed=is_transposed, repeated=True)
         if heads is not None and heads.repeats > 1:
             last, scale = _scaled(node.outputs[0])
-            return _Product(node, heads, is_transposed, last, scale * heads.scale)
+            return _RepeatedProduct(node, heads, is_transposed, last, scale * heads.scale)
     return None
 
 
@@ -97,7 +97,7 @@ def _scaled(value: ir.Value) -> tuple[ir.Value, float]:
     return value, scale
 
 
-def _write(product: _Product, graph: ir.Graph) -> None:
+def _write(product: _RepeatedProduct, graph: ir.Graph) -> None:
     last = product.last.producer()
     if last is None:
         raise ValueError(f"nothing computes {product.last.name}")
@@ -123,10 +123,12 @@ def _rows(num_heads: int, writer: Writer) -> ir.Value:
 def _heads_outside(heads: Heads, writer: Writer) -> ir.Value:
     """Return the heads as [B, H, L, D]."""
     value = heads.source
-    if heads.layout is Layout.FLAT:
+    if heads.layout is HeadLayout.FLAT:
         shape = writer.constant(np.array([0, 0, heads.num_heads, heads.head_size]), f"onnxtool.{heads.num_heads}_heads")
         value = writer.node("Reshape", [value, shape])
-    return value if heads.layout is Layout.HEADS_OUTSIDE else writer.node("Transpose", [value], {"perm": [0, 2, 1, 3]})
+    return (
+        value if heads.layout is HeadLayout.HEADS_OUTSIDE else writer.node("Transpose", [value], {"perm": [0, 2, 1, 3]})
+    )
 
 
 repeated_heads = Pass("repeated_heads", _apply)

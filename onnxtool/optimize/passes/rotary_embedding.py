@@ -13,7 +13,7 @@ from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.patterns import Rotation, match_rotation
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.attention.views import Heads, Layout, find_heads
+from onnxtool.optimize.attention.views import HeadLayout, Heads, find_heads
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 
@@ -107,9 +107,9 @@ def _write(
 
 def _flat(heads: Heads, writer: Writer) -> ir.Value | None:
     """Return the heads as [B, S, H * D]; None if that would move them in memory."""
-    if heads.scale != 1 or heads.layout is Layout.HEADS_OUTSIDE:
+    if heads.scale != 1 or heads.layout is HeadLayout.HEADS_OUTSIDE:
         return None
-    if heads.layout is Layout.FLAT:
+    if heads.layout is HeadLayout.FLAT:
         return heads.source
     return writer.node("Reshape", [heads.source, writer.constant(np.array([0, 0, -1]), "onnxtool.flat")])
 

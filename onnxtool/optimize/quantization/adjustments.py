@@ -127,7 +127,7 @@ class GroupAdjustments:
 
 
 @dataclass(frozen=True)
-class Choice:
+class AdjustmentChoice:
     """The adjustments of the layers that read one value.
 
     Attributes:
@@ -159,7 +159,7 @@ def choose_adjustments(
     *,
     exact: bool = False,
     free_smoothing: Set[str] = frozenset(),
-) -> dict[str, Choice]:
+) -> dict[str, AdjustmentChoice]:
     """Return the choice for each layer by name, with one smoothing scale for all layers that read the same value.
 
     Layers that share a weight (ALBERT) are not divided, because each would need a different weight. They have no
@@ -182,14 +182,14 @@ def choose_adjustments(
         if name not in turned:
             groups.setdefault(recording.inputs[name], []).append(layer)
 
-    def choose(item: tuple[tuple[str, ...], list[LinearLayer]]) -> Choice:
+    def choose(item: tuple[tuple[str, ...], list[LinearLayer]]) -> AdjustmentChoice:
         names, group = item
         known = Activations.joined([recording.activations[name] for name in names])
         search = _Search.of(group, known, exact=exact, can_divide=len(names) == 1)
         plain, find_divided = search.roundings(activations, normalized=all(_is_normalized(one.value) for one in group))
         if names[0] in free_smoothing:
             plain, find_divided = find_divided() or plain, lambda: None
-        return Choice("/".join(names), GroupAdjustments(tuple(group), plain), find_divided)
+        return AdjustmentChoice("/".join(names), GroupAdjustments(tuple(group), plain), find_divided)
 
     found = each_in_parallel(choose, list(groups.items()), "choosing scales of layers, group")
     return {layer.name: choice for (_, group), choice in found for layer in group}

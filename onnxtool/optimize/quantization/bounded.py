@@ -63,7 +63,7 @@ FLOAT32_COST = 3.9  # of a weight, compared with the lowest level
 
 
 @dataclass(frozen=True)
-class Setting:
+class QuantizationSetting:
     """Conditions of a quantization other than its error, and its folder for temporary files.
 
     Attributes:
@@ -75,7 +75,7 @@ class Setting:
     folder: Path | None = None
 
 
-ANYWHERE = Setting()
+DEFAULT_SETTING = QuantizationSetting()
 
 
 @dataclass(frozen=True)
@@ -569,7 +569,7 @@ def quantize_within(
     feeds: Sequence[Feeds],
     max_error: float | None,
     configure: Callable[[Sequence[LinearLayer], Recording], QuantizationConfig],
-    setting: Setting,
+    setting: QuantizationSetting,
 ) -> Quantized:
     """Quantize the linear layers of a float32 model by a configuration, within `max_error`.
 

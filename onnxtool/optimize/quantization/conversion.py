@@ -34,7 +34,7 @@ from onnxtool.optimize.options import (
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
 from onnxtool.optimize.quantization.activations import Feeds, open_written
 from onnxtool.optimize.quantization.adjustments import HEADROOM, NORMALIZED_HEADROOM
-from onnxtool.optimize.quantization.bounded import Quantized, Setting
+from onnxtool.optimize.quantization.bounded import QuantizationSetting, Quantized
 from onnxtool.optimize.quantization.calibration import Calibration, make_calibration
 from onnxtool.optimize.quantization.cpu_arithmetic import EXACT, figures_of
 from onnxtool.optimize.quantization.error import measure_errors
@@ -211,7 +211,7 @@ class Conversion:
         return f"{note}: by 1 - cosine {error:.2g}, for one text of the calibration alone and in its batch"
 
     def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:
-        feeds, setting = self.calibration.feeds, Setting(self.tokens, self.folder)
+        feeds, setting = self.calibration.feeds, QuantizationSetting(self.tokens, self.folder)
         if precision in EIGHT_BITS:
             exact = self.is_for_exact_cpus
             if exact:  # also for the sessions that measure it here

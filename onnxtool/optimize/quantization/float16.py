@@ -117,7 +117,7 @@ def to_float16(fallbacks: Collection[str] = ()) -> Pass:
 
 
 @dataclass
-class _Conversion:
+class _Float16Conversion:
     """A conversion under way.
 
     Attributes:
@@ -159,7 +159,7 @@ def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outc
     named |= {node for node, readers in casts if readers and readers <= named}
     free = set(model.graph) - kept - named
     halved = {node for node in free if _computes_in_half(node, floats, fallbacks, opsets)}
-    conversion = _Conversion(model, floats, halved)
+    conversion = _Float16Conversion(model, floats, halved)
     outputs = [value for value in model.graph.outputs if value.name in floats and conversion.is_half(value)]
     for node in list(model.graph):
         for index, value in enumerate(node.inputs):
@@ -342,7 +342,7 @@ def _keeps_float32(attribute: ir.Attr) -> bool:
     return attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
-def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Conversion) -> None:
+def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Float16Conversion) -> None:
     """Cast a float input of a node to the precision in which the node computes."""
     wanted = ir.DataType.FLOAT16 if node in conversion.halved else ir.DataType.FLOAT
     given = ir.DataType.FLOAT16 if conversion.is_half(value) else ir.DataType.FLOAT

@@ -23,11 +23,11 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.activations import Activations, Feeds, Recording
 from onnxtool.optimize.quantization.arithmetic import Floats, damped_factors, round_together
 from onnxtool.optimize.quantization.bounded import (
-    ANYWHERE,
+    DEFAULT_SETTING,
     Level,
     QuantizationConfig,
+    QuantizationSetting,
     Quantized,
-    Setting,
     quantize_within,
 )
 from onnxtool.optimize.quantization.int8 import int8_embeddings, rewrite_lookups
@@ -67,7 +67,7 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Grids:
+class BlockGrids:
     """The grids of a model's weights, each found once, and the weights on them.
 
     Attributes:
@@ -239,7 +239,7 @@ _ACCURACY_LEVELS = {"float32": 0, "int8": 4}
 
 
 @dataclass(frozen=True)
-class Form:
+class BlockForm:
     """The form of a layer in blocks, and of its products.
 
     Attributes:
@@ -261,11 +261,11 @@ class Form:
 
 
 # Cheapest first.
-_FORMS = (Form(4), Form(8, cost=1.7), Form(4, "float32", cost=2.3))
+_FORMS = (BlockForm(4), BlockForm(8, cost=1.7), BlockForm(4, "float32", cost=2.3))
 
 
 def quantize_int4(
-    fallbacks: Mapping[str, str | Form] | None = None, grids: Grids | None = None, provider: str = "cpu"
+    fallbacks: Mapping[str, str | BlockForm] | None = None, grids: BlockGrids | None = None, provider: str = "cpu"
 ) -> Pass:
     """Return the pass that quantizes the weights of all linear layers to 4 bits, except for `fallbacks`.
 
@@ -274,15 +274,15 @@ def quantize_int4(
         grids: the grids of one model, and the importances to find others; None for a pass for any model.
         provider: the execution provider of the result.
     """
-    forms = {name: Form(_BITS[one]) if one in _BITS else one for name, one in (fallbacks or {}).items()}
+    forms = {name: BlockForm(_BITS[one]) if one in _BITS else one for name, one in (fallbacks or {}).items()}
 
     def apply(model: ir.Model, _context: Context) -> Outcome:
-        return _apply(model, forms, Grids() if grids is None else grids, provider)
+        return _apply(model, forms, BlockGrids() if grids is None else grids, provider)
 
     return Pass("quantize_int4", apply)
 
 
-def _apply(model: ir.Model, forms: Mapping[str, str | Form], grids: Grids, provider: str) -> Outcome:
+def _apply(model: ir.Model, forms: Mapping[str, str | BlockForm], grids: BlockGrids, provider: str) -> Outcome:
     """Replace `Add(MatMul(x, W), b)` by `MatMulNBits(x, W in blocks, scales, zero points, , b)`.
 
     A packed `Attention` is unfused first; a weight that is also an embedding is copied.
@@ -293,13 +293,15 @@ def _apply(model: ir.Model, forms: Mapping[str, str | Form], grids: Grids, provi
     wanted = [layer for layer in layers if layer.name not in exact]
     for layer in wanted:
         form = forms.get(layer.name, _FORMS[0])
-        if isinstance(form, Form):
+        if isinstance(form, BlockForm):
             replace_and_erase(layer.result, write_blocks(layer, form, grids, Writer(layer.node), provider))
     drop_unused(layer.weight for layer in wanted)
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
 
-def write_blocks(layer: LinearLayer, form: Form, grids: Grids, writer: Writer, provider: str = "cpu") -> ir.Value:
+def write_blocks(
+    layer: LinearLayer, form: BlockForm, grids: BlockGrids, writer: Writer, provider: str = "cpu"
+) -> ir.Value:
     """Write a layer whose weight is in blocks, and return its result."""
     rows, columns = layer.size
     parts = lazy_parts(layer.stored_name, layer.size, form.bits, grids, layer.weight_reader())
@@ -323,7 +325,7 @@ def write_blocks(layer: LinearLayer, form: Form, grids: Grids, writer: Writer, p
 
 
 def lazy_parts(
-    name: str, size: tuple[int, int], bits: int, grids: Grids, read: Callable[[], Floats]
+    name: str, size: tuple[int, int], bits: int, grids: BlockGrids, read: Callable[[], Floats]
 ) -> dict[str, ir.TensorProtocol]:
     """Return weight, scales and zero points in the operator's layout, computed when their bytes are read.
 
@@ -356,16 +358,18 @@ def lazy_parts(
     }
 
 
-def int4_embeddings(grids: Grids | None = None) -> Pass:
+def int4_embeddings(grids: BlockGrids | None = None) -> Pass:
     """Return the pass that quantizes embeddings to 4-bit blocks.
 
     Args:
         grids: the grids of one model, and the importances to find others; None for a pass for any model.
     """
-    return Pass("int4_embeddings", lambda model, _context: _quantize_tables(model, Grids() if grids is None else grids))
+    return Pass(
+        "int4_embeddings", lambda model, _context: _quantize_tables(model, BlockGrids() if grids is None else grids)
+    )
 
 
-def _quantize_tables(model: ir.Model, grids: Grids) -> Outcome:
+def _quantize_tables(model: ir.Model, grids: BlockGrids) -> Outcome:
     """Replace `Gather(table, ids)` by `GatherBlockQuantized(table in blocks, ids, scales, zero points)`.
 
     A table tied to a quantized head shares its blocks, of 4 or 8 bits. `EmbedLayerNormalization` is unfused if it has
@@ -427,7 +431,7 @@ def _shared_blocks(table: ir.Value, graph: ir.Graph, node: ir.Node) -> _Blocks |
     return None
 
 
-def _own_blocks(table: ir.Value, grids: Grids, node: ir.Node) -> _Blocks:
+def _own_blocks(table: ir.Value, grids: BlockGrids, node: ir.Node) -> _Blocks:
     tensor, name = tensor_of(table), f"{table.name}_rows"
     num_rows, width = (int(size) for size in tensor.shape.numpy())
 
@@ -454,7 +458,7 @@ def to_int4(
     *,
     provider: str = "cpu",
     tables: str = "int4",
-    setting: Setting = ANYWHERE,
+    setting: QuantizationSetting = DEFAULT_SETTING,
 ) -> Quantized:
     """Quantize the weights of linear layers of a float32 model to 4 bits in blocks, within `max_error`.
 
@@ -477,11 +481,11 @@ def to_int4(
     """
 
     def choose(layers: Sequence[LinearLayer], recording: Recording) -> QuantizationConfig:
-        grids = Grids(_activations(layers, recording))
+        grids = BlockGrids(_activations(layers, recording))
         for layer in counted(layers, "choosing scales of layer"):
             grids.find(layer.stored_name, 4, layer.weight_reader())
 
-        def level(form: Form) -> Level:
+        def level(form: BlockForm) -> Level:
             def write(layer: LinearLayer, writer: Writer) -> ir.Value:
                 return write_blocks(layer, form, grids, writer, provider)
 
@@ -500,10 +504,10 @@ def to_int4(
     return quantize_within(model, feeds, max_error, choose, setting)
 
 
-def _form_of(layer: FallbackLayer) -> str | Form:
+def _form_of(layer: FallbackLayer) -> str | BlockForm:
     if layer.precision not in _BITS:
         return layer.precision
-    return Form(_BITS[layer.precision], layer.activations or "int8")
+    return BlockForm(_BITS[layer.precision], layer.activations or "int8")
 
 
 def _activations(layers: Sequence[LinearLayer], recording: Recording) -> Mapping[str, Callable[[], Floats]]:

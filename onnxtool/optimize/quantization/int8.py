@@ -34,7 +34,7 @@ from onnxtool.optimize.kept import patterns_of
 from onnxtool.optimize.options import MIXED, PER_ROW
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.activations import Feeds, Recording
-from onnxtool.optimize.quantization.adjustments import Choice, GroupAdjustments, choose_adjustments
+from onnxtool.optimize.quantization.adjustments import AdjustmentChoice, GroupAdjustments, choose_adjustments
 from onnxtool.optimize.quantization.arithmetic import (
     PLAIN,
     SMALLEST,
@@ -46,11 +46,11 @@ from onnxtool.optimize.quantization.arithmetic import (
     each_in_parallel,
 )
 from onnxtool.optimize.quantization.bounded import (
-    ANYWHERE,
+    DEFAULT_SETTING,
     Level,
     QuantizationConfig,
+    QuantizationSetting,
     Quantized,
-    Setting,
     quantize_within,
 )
 from onnxtool.optimize.quantization.cpu_arithmetic import INT8_WEIGHTS, extreme
@@ -550,7 +550,7 @@ def to_int8(
     *,
     activations: str = MIXED,
     exact: bool = False,
-    setting: Setting = ANYWHERE,
+    setting: QuantizationSetting = DEFAULT_SETTING,
 ) -> Quantized:
     """Quantize the linear layers of a float32 model to int8, within `max_error`.
 
@@ -589,7 +589,7 @@ def to_int8(
 
 
 def _config(
-    choices: Mapping[str, Choice], defaults: Mapping[str, Adjustment], *, is_bounded: bool, is_exact: bool
+    choices: Mapping[str, AdjustmentChoice], defaults: Mapping[str, Adjustment], *, is_bounded: bool, is_exact: bool
 ) -> QuantizationConfig:
     """Return how layers are quantized: with a bound, activations are divided only where the error requires it."""
 

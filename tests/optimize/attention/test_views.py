@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxtool.graph.shapes import find_shapes
-from onnxtool.optimize.attention.views import Heads, Layout, Linear, find_heads, find_joined, find_linear
+from onnxtool.optimize.attention.views import HeadLayout, Heads, Linear, find_heads, find_joined, find_linear
 from tests.optimize.passes.builders import build, normal
 
 NUMBERS = {
@@ -30,18 +30,18 @@ NUMBERS = {
 FLAT, INSIDE, OUTSIDE = "float[B, S, 8] x", "float[B, S, 2, 4] x", "float[B, 2, S, 4] x"
 # What a MatMul reads as `y`, with the input and the layout that it shows.
 VIEWS = {
-    "flat": (FLAT, "r = Reshape(x, heads) y = Transpose <perm=[0, 2, 1, 3]> (r)", Layout.FLAT),
-    "heads inside": (INSIDE, "y = Transpose <perm=[0, 2, 1, 3]> (x)", Layout.HEADS_INSIDE),
-    "heads outside": (OUTSIDE, "y = Identity(x)", Layout.HEADS_OUTSIDE),
+    "flat": (FLAT, "r = Reshape(x, heads) y = Transpose <perm=[0, 2, 1, 3]> (r)", HeadLayout.FLAT),
+    "heads inside": (INSIDE, "y = Transpose <perm=[0, 2, 1, 3]> (x)", HeadLayout.HEADS_INSIDE),
+    "heads outside": (OUTSIDE, "y = Identity(x)", HeadLayout.HEADS_OUTSIDE),
     "turned twice": (
         FLAT,
         "r = Reshape(x, heads) a = Transpose <perm=[2, 0, 1, 3]> (r) y = Transpose <perm=[1, 0, 2, 3]> (a)",
-        Layout.FLAT,
+        HeadLayout.FLAT,
     ),
     "through five axes": (
         FLAT,
         "r = Reshape(x, more) a = Transpose <perm=[0, 2, 1, 3, 4]> (r) y = Squeeze(a, squeezed)",
-        Layout.FLAT,
+        HeadLayout.FLAT,
     ),
 }
 
@@ -83,7 +83,7 @@ def test_a_view_ends_at_the_flat_tensor_that_a_layer_gives(body: str, source: st
     """Scales on the way are multiplied, on whichever side they stand; nothing is looked for above its end."""
     heads = heads_of(FLAT, body)
     assert heads is not None
-    assert (heads.source.name, heads.scale, heads.layout) == (source, scale, Layout.FLAT)
+    assert (heads.source.name, heads.scale, heads.layout) == (source, scale, HeadLayout.FLAT)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_keys_of_groups_are_shown_where_they_are_repeated() -> None:
     )
     heads = heads_of(FLAT, body)
     assert heads is not None
-    assert (heads.source.name, heads.layout) == ("y", Layout.HEADS_OUTSIDE)
+    assert (heads.source.name, heads.layout) == ("y", HeadLayout.HEADS_OUTSIDE)
 
 
 def test_a_width_that_moves_is_no_size_of_a_head() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from onnxtool.optimize.quantization.int4 import BLOCK, Grid, Grids, find_grid, pack_weight, pack_zeros
+from onnxtool.optimize.quantization.int4 import BLOCK, BlockGrids, Grid, find_grid, pack_weight, pack_zeros
 from tests.optimize.passes.builders import build, normal, run
 
 SIZES = {"rows": st.integers(1, 100), "columns": st.integers(1, 7), "bits": st.sampled_from([4, 8])}
@@ -137,7 +137,7 @@ def test_a_block_of_zeros_stays_zero(bits: int) -> None:
 
 def test_a_grid_is_found_once() -> None:
     """However many initializers are made of it."""
-    grids, num_reads = Grids(), 0
+    grids, num_reads = BlockGrids(), 0
 
     def read() -> NDArray[np.float32]:
         nonlocal num_reads
