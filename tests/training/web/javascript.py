@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -61,7 +61,7 @@ def train_in_browser(place: Path, folders: Sequence[Path], bundle: str = BUNDLE)
     (place / "artifacts").symlink_to(folders[0].parent, target_is_directory=True)
     results: queue.Queue[Any] = queue.Queue()
     found: list[Any] = []
-    with _served(place, results) as address, opened(f"{address}/browser.html?{query}"):
+    with served(place, results) as address, opened(f"{address}/browser.html?{query}"):
         while len(found) < len(folders):
             found.append(results.get(timeout=_SECONDS))
             assert "error" not in found[-1], found[-1]["error"]
@@ -71,7 +71,7 @@ def train_in_browser(place: Path, folders: Sequence[Path], bundle: str = BUNDLE)
 def show(folder: Path, packages: Path, *options: str) -> str:
     """Open index.html of artifacts with the runtime of this machine, and return what the page is in the end."""
     use_local_runtime(folder / "index.html", packages)
-    with _served(folder) as address, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+    with served(folder) as address, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         done = subprocess.run(
             [*_browser(profile), "--virtual-time-budget=600000", *options, f"{address}/index.html"],
             capture_output=True, encoding="utf-8", timeout=_SECONDS, check=True,
@@ -104,11 +104,18 @@ def _browser(profile: str) -> list[str]:
 
 
 @contextmanager
-def _served(place: Path, results: queue.Queue[Any] | None = None) -> Iterator[str]:
-    """Serve a folder at the address; what a page posts goes to the queue."""
+def served(
+    place: Path, results: queue.Queue[Any] | None = None, headers: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Serve a folder with these headers at the address; what a page posts goes to the queue."""
 
     class Handler(SimpleHTTPRequestHandler):
         extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}  # noqa: RUF012
+
+        def end_headers(self) -> None:
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            super().end_headers()
 
         def do_POST(self) -> None:
             posted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
