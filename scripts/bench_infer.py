@@ -2,8 +2,8 @@
 
 `python scripts/bench_infer.py --peers PYTHON` runs sentence-transformers and OpenVINO in the environment of that
 interpreter (`pip install sentence-transformers torch openvino`), and `--onnx_peers PYTHON` sentence-transformers on its
-onnx backend (`pip install 'sentence-transformers<6' optimum-onnx`). Each contender loads
-its model once and encodes all texts, in turns; ratios are of the same round. MiniLM has trained weights.
+onnx backend (`pip install 'sentence-transformers<6' optimum-onnx`). Each contender is a process that encodes all texts,
+in turns; ratios are of the same round. MiniLM has trained weights.
 """
 
 from __future__ import annotations
@@ -14,75 +14,37 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from documentation_texts import documentation_texts, write_corpus
 from harness.machine import describe_machine
+from harness.pages import print_head, print_row
 from harness.workers import Worker
 from make_models import trained_model
 
 from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
-from onnxtool.encoding import CorpusOptions, encode_corpus
 
 ENCODERS = Path(__file__).parent / "harness" / "encoders.py"
 PEERS = ("sentence-transformers", "sentence-transformers-bf16", "openvino")
 ONNX_PEERS = ("sentence-transformers-onnx",)
 
 
-@dataclass
-class Contender:
-    """Encodes all texts each time it is asked, and remembers wall and processor seconds."""
-
-    name: str
-    encode: Callable[[], tuple[float, float]]
-    vectors: Callable[[], Any]
-    seconds: list[tuple[float, float]] = field(default_factory=list)
+def contender(name: str, folder: Path, python: str, *arguments: str | Path) -> Worker:
+    """Start harness/encoders.py with an interpreter, and wait until its model is loaded."""
+    words = [python, str(ENCODERS), *map(str, arguments), str(folder / f"{name}.npy")]
+    variables = {"HF_HUB_OFFLINE": "1"} | ({} if python == sys.executable else {"PYTHONPATH": ""})
+    return Worker.start(name, words, environment=variables, quiet=True)
 
 
-def ours(precision: str, model: Path, corpus: Path, options: CorpusOptions) -> Contender:
-    """Return onnxtool, from the file of texts to files of vectors; loading the model is not counted."""
-    folder = corpus.with_name(f"vectors-{precision}")
-
-    def encode() -> tuple[float, float]:
-        used = time.process_time()
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.with_name(f"{folder.name}.manifest.json").unlink(missing_ok=True)
-        report = encode_corpus(model, corpus, folder, options)
-        return report.seconds, time.process_time() - used
-
-    def vectors() -> Any:
-        return np.concatenate([np.load(path) for path in sorted(folder.glob("*.npy"))])
-
-    return Contender(f"onnxtool {precision}", encode, vectors)
-
-
-def peer(name: str, python: str, checkpoint: Path, model: Path, corpus: Path) -> Contender:
-    """Start a peer in its own environment and wait until its model is loaded."""
-    vectors = corpus.with_name(f"{name}.npy")
-    command = [python, str(ENCODERS), name, str(checkpoint), str(model), str(corpus), str(vectors)]
-    worker = Worker.start(name, command, environment={"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}, quiet=True)
-
-    def encode() -> tuple[float, float]:
-        seconds = worker.ask("encode")
-        return seconds["wall_s"], seconds["cpu_s"]
-
-    def saved() -> Any:
-        worker.ask("save")
-        return np.load(vectors)
-
-    return Contender(name, encode, saved)
-
-
-def lowest_cosine(one: Any, other: Any) -> float:
-    """Return the lowest cosine of a pair of rows."""
-    one, other = (vectors.astype(np.float64) for vectors in (one, other))
-    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    return float(((one * other).sum(axis=1) / norms).min())
+def lowest_cosine(vectors: Any, expected: Any) -> float:
+    """Return the lowest cosine of a pair of rows of float32 [N, H]."""
+    vectors, expected = (array.astype(np.float64) for array in (vectors, expected))
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((vectors * expected).sum(axis=1) / norms).min())
 
 
 def make_minilm(folder: Path) -> tuple[Path, Path, Path]:
@@ -96,42 +58,36 @@ def make_minilm(folder: Path) -> tuple[Path, Path, Path]:
     return plain, fp32, int8
 
 
-def make_contenders(folder: Path, corpus: Path, given: argparse.Namespace) -> list[Contender]:
-    """Return onnxtool in fp32 and int8, and the peers that are here."""
+def start_contenders(folder: Path, corpus: Path, options: argparse.Namespace) -> Iterator[Worker]:
+    """Start onnxtool in fp32 and int8, and the peers that are available."""
     plain, *files = make_minilm(folder)
-    options = CorpusOptions(provider="cpu", workers=given.workers, threads=given.threads, force=True)
-    contenders = [ours(name, file, corpus, options) for name, file in zip(("fp32", "int8"), files, strict=True)]
-    for precision in ("fp32", "bf16", "int8") if given.provider else ():
-        name = given.provider.partition("?")[0]
-        file, there = folder / f"{name}-{precision}.onnx", replace(options, provider=given.provider)
-        optimize_model(OptimizeOptions(plain, output=file, provider=given.provider, precision=precision))
-        contenders.append(ours(f"{precision} on {name}", file, corpus, there))
+    runs = [(name, file, "cpu") for name, file in zip(("fp32", "int8"), files, strict=True)]
+    for precision in ("fp32", "bf16", "int8") if options.provider else ():
+        provider = options.provider.partition("?")[0]
+        file = folder / f"{provider}-{precision}.onnx"
+        optimize_model(OptimizeOptions(plain, output=file, provider=options.provider, precision=precision))
+        runs.append((f"{precision} on {provider}", file, options.provider))
+    for name, file, provider in runs:
+        settings = (provider, str(options.workers), str(options.threads))
+        yield contender(f"onnxtool {name}", folder, sys.executable, "onnxtool", corpus, file, *settings)
     checkpoint = folder / "all-MiniLM-L6-v2"
-    for names, python in ((given.peer_names, given.peers), (ONNX_PEERS, given.onnx_peers)):
-        contenders += [peer(name, python, checkpoint, plain, corpus) for name in names if python]
-    return contenders
+    for names, python in ((options.peer_names, options.peers), (ONNX_PEERS, options.onnx_peers)):
+        for name in names if python else ():
+            yield contender(name, folder, python, name, checkpoint, plain, corpus)
 
 
-def take_turns(contenders: list[Contender], rounds: int) -> None:
-    """Let each encode everything, one after another, `rounds` times."""
-    for number in range(rounds):
-        for contender in contenders:
-            contender.seconds.append(contender.encode())
-        print(f"round {number + 1}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-
-
-def print_table(contenders: list[Contender], num_texts: int) -> None:
-    """Print a row for each, beside sentence-transformers where it is there."""
-    base = next((one for one in contenders if one.name == PEERS[0]), contenders[0])
-    print(f"| contender | texts/s | CPU s | times {base.name}: wall | CPU | lowest cosine to it |")
-    print("|---|---:|---:|---:|---:|---:|")
-    vectors = base.vectors()
-    for one in contenders:
-        wall, used = (statistics.median(times) for times in zip(*one.seconds, strict=True))
-        together = [*zip(base.seconds, one.seconds, strict=True)]
-        ratios = (statistics.median(theirs[kind] / mine[kind] for theirs, mine in together) for kind in (0, 1))
-        cells = " | ".join((f"{num_texts / wall:.0f}", f"{used:.1f}", *(f"{ratio:.2f}" for ratio in ratios)))
-        print(f"| {one.name} | {cells} | {lowest_cosine(one.vectors(), vectors):.6f} |")
+def print_table(contenders: Sequence[Worker], num_texts: int, folder: Path) -> None:
+    """Print a row for each contender, compared with sentence-transformers if it ran."""
+    vectors = [np.load(folder / f"{contender.name}.npy") for contender in contenders]
+    place = next((place for place, contender in enumerate(contenders) if contender.name == PEERS[0]), 0)
+    base = contenders[place]
+    print_head(["contender", "texts/s", "CPU s", f"times {base.name}: wall", "CPU", "lowest cosine to it"])
+    for contender, own in zip(contenders, vectors, strict=True):
+        wall, used = (statistics.median(times) for times in zip(*contender.answers, strict=True))
+        rounds = [*zip(base.answers, contender.answers, strict=True)]
+        ratios = (f"{statistics.median(theirs[kind] / ours[kind] for theirs, ours in rounds):.2f}" for kind in (0, 1))
+        cosine = lowest_cosine(own, vectors[place])
+        print_row(contender.name, f"{num_texts / wall:.0f}", f"{used:.1f}", *ratios, f"{cosine:.6f}")
 
 
 def main() -> int:
@@ -145,14 +101,22 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=0, help="of onnxtool; 0 for its default")
     parser.add_argument("--threads", type=int, default=0, help="of onnxtool; 0 for its default")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        texts = documentation_texts(given.texts)
-        contenders = make_contenders(Path(name), write_corpus(Path(name) / "texts.jsonl", texts), given)
-        take_turns(contenders, given.rounds)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder, texts = Path(name), documentation_texts(options.texts)
+        contenders = []
+        for worker in start_contenders(folder, write_corpus(folder / "texts.jsonl", texts), options):
+            stack.callback(worker.stop)
+            contenders.append(worker)
+        for number in range(options.rounds):
+            for worker in contenders:
+                worker.answers.append(worker.ask("encode"))
+            print(f"round {number + 1}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+        for worker in contenders:
+            worker.ask("save")
         print(f"\n{len(texts)} texts of {min(map(len, texts))} to {max(map(len, texts))} characters, ", end="")
-        print(f"{given.rounds} rounds in turns; {describe_machine(given.threads)}\n")
-        print_table(contenders, len(texts))
+        print(f"{options.rounds} rounds in turns; {describe_machine(options.threads)}\n")
+        print_table(contenders, len(texts), folder)
     return 0
 
 

@@ -1,13 +1,14 @@
-"""Encode the same texts again and again with a peer, each time it is told to.
+"""Encode the same texts again and again, each time this worker is told to; see workers.py.
 
-A worker (workers.py) in the peer's own environment, which has no onnxtool: `encode` encodes all texts and
-answers wall and processor seconds, `save` writes the vectors of the last time to the file of the last argument,
-float32 [N, H].
+It runs in the environment of the contender, and those of peers have no onnxtool. `encode` encodes all texts and answers
+wall and processor seconds; `save` writes the vectors of the last time, float32 [N, H], to the file of the last
+argument.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -19,11 +20,12 @@ import numpy as np
 
 from harness.workers import serve
 
+Encode = Callable[[list[str]], Any]
 BATCH_SIZE = 32  # sentence-transformers' default
 MAX_TOKENS = 256  # of MiniLM, by its sentence_bert_config.json
 
 
-def sentence_transformers(checkpoint: str, _model: str, dtype: str = "float32") -> Callable[[list[str]], Any]:
+def sentence_transformers(checkpoint: str, _model: str, dtype: str = "float32") -> Encode:
     """Return sentence-transformers on PyTorch, with its defaults."""
     from sentence_transformers import SentenceTransformer
 
@@ -31,7 +33,7 @@ def sentence_transformers(checkpoint: str, _model: str, dtype: str = "float32") 
     return lambda texts: model.encode(texts, batch_size=BATCH_SIZE, show_progress_bar=False)
 
 
-def sentence_transformers_onnx(checkpoint: str, _model: str) -> Callable[[list[str]], Any]:
+def sentence_transformers_onnx(checkpoint: str, _model: str) -> Encode:
     """Return sentence-transformers on its onnx backend, which exports the checkpoint by itself."""
     from sentence_transformers import SentenceTransformer
 
@@ -41,7 +43,7 @@ def sentence_transformers_onnx(checkpoint: str, _model: str) -> Callable[[list[s
     return lambda texts: model.encode(texts, batch_size=BATCH_SIZE, show_progress_bar=False)
 
 
-def openvino(checkpoint: str, model: str) -> Callable[[list[str]], Any]:
+def openvino(checkpoint: str, model: str) -> Encode:
     """Return OpenVINO on an ONNX file that ends in pooled vectors: f32, set up for throughput, requests in parallel.
 
     Its own integration in sentence-transformers is for versions of transformers before this one. Texts are sorted and
@@ -70,7 +72,7 @@ def openvino(checkpoint: str, model: str) -> Callable[[list[str]], Any]:
         for start in range(0, len(order), BATCH_SIZE):
             places = order[start : start + BATCH_SIZE]
             batch = tokenizer.encode_batch([texts[place] for place in places])
-            ids, mask = (np.array([getattr(one, name) for one in batch]) for name in ("ids", "attention_mask"))
+            ids, mask = (np.array([getattr(row, name) for row in batch]) for name in ("ids", "attention_mask"))
             feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
             requests.start_async({name: feeds[name] for name in names}, places)
         requests.wait_all()
@@ -79,7 +81,23 @@ def openvino(checkpoint: str, model: str) -> Callable[[list[str]], Any]:
     return encode
 
 
-PEERS: dict[str, Callable[[str, str], Callable[[list[str]], Any]]] = {
+def onnxtool(texts_path: str, model: str, provider: str, workers: str, threads: str) -> Callable[[], tuple[float, Any]]:
+    """Return onnxtool, from the file of texts to files of vectors; loading the model is not part of the wall time."""
+    from onnxtool.encoding import CorpusOptions, encode_corpus
+
+    folder = Path(f"{model}-vectors")
+    options = CorpusOptions(provider=provider, workers=int(workers), threads=int(threads), force=True)
+
+    def encode() -> tuple[float, Any]:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.with_name(f"{folder.name}.manifest.json").unlink(missing_ok=True)
+        report = encode_corpus(Path(model), Path(texts_path), folder, options)
+        return report.seconds, folder
+
+    return encode
+
+
+PEERS: dict[str, Callable[[str, str], Encode]] = {
     "sentence-transformers": sentence_transformers,
     "sentence-transformers-bf16": partial(sentence_transformers, dtype="bfloat16"),
     "sentence-transformers-onnx": sentence_transformers_onnx,
@@ -87,22 +105,36 @@ PEERS: dict[str, Callable[[str, str], Callable[[list[str]], Any]]] = {
 }
 
 
+def peer(name: str, checkpoint: str, model: str, texts_path: str) -> Callable[[], tuple[float, Any]]:
+    """Return a peer that has loaded its model and run once."""
+    texts = [json.loads(line)["contents"] for line in Path(texts_path).read_text(encoding="utf-8").split("\n") if line]
+    encode = PEERS[name](checkpoint, model)
+    encode(texts[:BATCH_SIZE])
+
+    def timed() -> tuple[float, Any]:
+        start = time.perf_counter()
+        vectors = encode(texts)
+        return time.perf_counter() - start, vectors
+
+    return timed
+
+
 def main() -> int:
     """Serve until stdin ends."""
-    peer, checkpoint, model, texts_path, vectors_path = sys.argv[1:]
-    texts = [json.loads(line)["contents"] for line in Path(texts_path).read_text(encoding="utf-8").split("\n") if line]
-    encode = PEERS[peer](checkpoint, model)
-    encode(texts[:BATCH_SIZE])
-    vectors = None
+    name, *arguments, vectors_path = sys.argv[1:]
+    encode = onnxtool(*arguments) if name == "onnxtool" else peer(name, *arguments)
+    vectors: Any = None
 
-    def answer(request: str) -> dict[str, float]:
+    def answer(request: str) -> tuple[float, float] | None:
         nonlocal vectors
         if request == "save":
-            np.save(vectors_path, np.asarray(vectors, np.float32))
-            return {}
-        start, used = time.perf_counter(), time.process_time()
-        vectors = encode(texts)
-        return {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - used}
+            shards = sorted(vectors.glob("*.npy")) if isinstance(vectors, Path) else ()
+            array = np.concatenate([np.load(shard) for shard in shards]) if shards else np.asarray(vectors)
+            np.save(vectors_path, array.astype(np.float32))
+            return None
+        used = time.process_time()
+        wall_s, vectors = encode()
+        return wall_s, time.process_time() - used
 
     serve(answer)
     return 0
