@@ -5,7 +5,7 @@ time and peak memory, nodes, fused attentions and size of the file, and ratios. 
 torch (dynamo and TorchScript, sdpa and eager attention), and times the files in turns as well. Peers of this
 environment verify nothing and describe nothing; the others need virtual environments of their own: `--optimum DIR`
 (torch, optimum-onnx[onnxruntime]), `--olive DIR` (olive-ai) and `--inspectors DIR` (polygraphy, onnxslim, onnx). All
-peers stand in harness/peers.py.
+peers are in harness/peers.py.
 
 `sizes` exports and optimizes BERTs of up to 3 GB, and prints by how much a further byte of weights raises the peak.
 """
@@ -23,6 +23,7 @@ from pathlib import Path
 from bench_precision import Contender, print_table, race
 from harness import peers
 from harness.machine import describe_machine
+from harness.pages import print_head, print_row
 from harness.processes import Command, compare, describe, measure, run
 from make_models import ROOT
 
@@ -63,37 +64,33 @@ onnx.save(model, sys.argv[2] + "/large.onnx")
 """
 
 
-def contenders(section: str, checkpoint: Path, folder: Path, given: argparse.Namespace) -> list[Command]:
+def contenders(section: str, checkpoint: Path, folder: Path, options: argparse.Namespace) -> list[Command]:
     """Return what takes turns in a section, onnxtool first."""
     exported, optimized = folder / "m.onnx", folder / "m-optimized.onnx"
     stats = (*ONNXTOOL, "stats", "--format", "json")
     if section == "export":
         ours = (*ONNXTOOL, "export", "--model_name", str(checkpoint), "--output", str(exported), "--force")
-        plain = (*PYTHON, peers.EXPORT_WITH_TRANSFORMERS, str(checkpoint), str(folder / "plain"))
-        found = [
-            Command("onnxtool export, verified", ours, exported),
-            Command("transformers.exporters", plain, folder / "plain"),
-        ]
-        if given.optimum:
-            command = (f"{given.optimum}/bin/optimum-cli", "export", "onnx", "--model", str(checkpoint))
+        commands = [Command("onnxtool export, verified", ours, exported)]
+        if options.optimum:
+            tool = (f"{options.optimum}/bin/optimum-cli", "export", "onnx", "--model", str(checkpoint))
             output = folder / "optimum"
-            found.append(Command("optimum-cli", (*command, "--task", "fill-mask", str(output)), output))
-        return found
+            commands.append(Command("optimum-cli", (*tool, "--task", "fill-mask", str(output)), output))
+        return commands
     run(*ONNXTOOL, "optimize", "--model_path", str(exported), "--output", str(optimized))
     run(*PYTHON, _MAKE_LARGE, str(exported), str(folder))
-    found = [
+    commands = [
         Command("onnxtool stats", (*stats, str(exported))),
         Command("onnxtool stats of two", (*stats, str(optimized), str(exported))),
         Command("onnxtool stats, weights of 6 GB", (*stats, str(folder / "large.onnx"))),
         Command("onnx.load", (*PYTHON, peers.DESCRIBE_WITH_ONNX, str(exported))),
     ]
-    for name, (program, *words) in peers.INSPECTORS.items() if given.inspectors else ():
-        found.append(Command(name, (f"{given.inspectors}/bin/{program}", *words, str(exported))))
-    return found
+    for name, (program, *words) in peers.INSPECTORS.items() if options.inspectors else ():
+        commands.append(Command(name, (f"{options.inspectors}/bin/{program}", *words, str(exported))))
+    return commands
 
 
-def optimizers(source: Path, checkpoint: Path, given: argparse.Namespace) -> Iterator[Command]:
-    """Yield onnxtool and the peers that are here, each with the file that it writes beside `source`."""
+def optimizers(source: Path, checkpoint: Path, options: argparse.Namespace) -> Iterator[Command]:
+    """Yield onnxtool and the available peers, each with the file that it writes next to `source`."""
     folder, file = source.parent, str(source)
     ours, unverified = folder / "onnxtool.onnx", folder / "unverified.onnx"
     words = (*ONNXTOOL, "optimize", "--model_path", file, "--force", "--output")
@@ -105,31 +102,34 @@ def optimizers(source: Path, checkpoint: Path, given: argparse.Namespace) -> Ite
     ):
         output = folder / f"{name[:11]}.onnx"
         yield Command(name, (*PYTHON, code, file, str(output)), output)
-    if given.optimum:
-        # It looks for a file of this name beside its config.
-        one = folder / "one"
-        one.mkdir()
-        (one / "model.onnx").symlink_to(source)
-        (one / "config.json").symlink_to(checkpoint / "config.json")
+    if options.optimum:
+        # It looks for a file of this name next to the configuration.
+        model = folder / "model"
+        model.mkdir()
+        (model / "model.onnx").symlink_to(source)
+        (model / "config.json").symlink_to(checkpoint / "config.json")
         output = folder / "optimum"
-        tool = (f"{given.optimum}/bin/optimum-cli", "onnxruntime", "optimize", "--onnx_model", str(one), "-O2")
+        tool = (f"{options.optimum}/bin/optimum-cli", "onnxruntime", "optimize", "--onnx_model", str(model), "-O2")
         yield Command("optimum-cli -O2", (*tool, "-o", str(output)), output / "model_optimized.onnx")
-    if given.olive:
+    if options.olive:
         settings = '{"model_type": "bert", "num_heads": 12, "hidden_size": 768}'
-        tool = (f"{given.olive}/bin/olive", "run-pass", "--pass-name", "OrtTransformersOptimization", "-m", file)
+        tool = (f"{options.olive}/bin/olive", "run-pass", "--pass-name", "OrtTransformersOptimization", "-m", file)
         output = folder / "olive"
         yield Command("olive", (*tool, "--pass-config", settings, "-o", str(output)), output / "model.onnx")
 
 
-def optimize(way: tuple[str, str], checkpoint: Path, folder: Path, given: argparse.Namespace) -> None:
+def optimize(way: tuple[str, str], checkpoint: Path, folder: Path, options: argparse.Namespace) -> None:
     """Let every optimizer write its file of one export, then time the files in turns."""
     source = folder / "-".join(way) / "plain.onnx"
     source.parent.mkdir()
     run(*PYTHON, peers.EXPORT_WITH_TORCH, str(checkpoint), *way, str(source))
-    print(f"\n## {', '.join(way)}: {describe(source)} (nodes, attentions, MB)")
-    commands = list(optimizers(source, checkpoint, given))
-    compare(commands, given.rounds)
-    files = {"plain": source, **{one.name: one.output for one in commands if one.output and one.name != UNVERIFIED}}
+    print(f"\n## {', '.join(way)}: {' | '.join(map(str, describe(source)))} (nodes, attentions, MB)")
+    commands = list(optimizers(source, checkpoint, options))
+    compare(commands, options.rounds)
+    files = {
+        "plain": source,
+        **{command.name: command.output for command in commands if command.output and command.name != UNVERIFIED},
+    }
     contenders = [Contender(name, (sys.executable, "onnxtool", str(file)), file) for name, file in files.items()]
     print()
     print_table(contenders, race(contenders, SHAPES, 10, 0, folder), SHAPES, folder)
@@ -137,28 +137,28 @@ def optimize(way: tuple[str, str], checkpoint: Path, folder: Path, given: argpar
 
 def sizes(checkpoint: Path, folder: Path, names: Sequence[str]) -> None:
     """Export, fuse and quantize a BERT of each size, once; the error is free, because the weights are random."""
-    print(f"\n{describe_machine()}\n\n| model | command | wall s | CPU s | peak MB | file MB | bytes a byte |")
-    print("|---|---|---:|---:|---:|---:|---:|")
+    print(f"\n{describe_machine()}\n")
+    print_head(["model", "command", "wall s", "CPU s", "peak MB", "file MB", "bytes a byte"])
     bases: dict[str, tuple[float, float]] = {}
     for name in names:
-        made, file = folder / name.replace(" ", "-"), folder / "sized" / "m.onnx"
-        run(*PYTHON, _MAKE_SIZED, str(checkpoint), str(made), *map(str, SIZES[name]))
+        sized, file = folder / name.replace(" ", "-"), folder / "sized" / "m.onnx"
+        run(*PYTHON, _MAKE_SIZED, str(checkpoint), str(sized), *map(str, SIZES[name]))
         output = file.with_name("optimized.onnx")
         optimize = (*ONNXTOOL, "optimize", "--model_path", str(file), "--output", str(output), "--force")
         commands = {
-            "export": (*ONNXTOOL, "export", "--model_name", str(made), "--output", str(file)),
+            "export": (*ONNXTOOL, "export", "--model_name", str(sized), "--output", str(file)),
             "optimize": optimize,
             "optimize to int8": (*optimize, "--precision", "int8", "--max_error", "1"),
         }
-        weights = (made / "model.safetensors").stat().st_size / 1e6
-        for what, words in commands.items():
+        weights = (sized / "model.safetensors").stat().st_size / 1e6
+        for title, words in commands.items():
             wall, cpu, peak = measure(words)
-            written = file if what == "export" else output
-            size = sum(one.stat().st_size for one in written.parent.glob(f"{written.name}*")) / 1e6
-            base = bases.setdefault(what, (weights, peak))
+            written = file if title == "export" else output
+            size = sum(part.stat().st_size for part in written.parent.glob(f"{written.name}*")) / 1e6
+            base = bases.setdefault(title, (weights, peak))
             slope = "" if base[0] == weights else f"{(peak - base[1]) / (weights - base[0]):.2f}"
-            print(f"| {name} | {what} | {wall:.1f} | {cpu:.1f} | {peak:.0f} | {size:.0f} | {slope} |", flush=True)
-        shutil.rmtree(made)
+            print_row(name, title, f"{wall:.1f}", f"{cpu:.1f}", f"{peak:.0f}", f"{size:.0f}", slope)
+        shutil.rmtree(sized)
         shutil.rmtree(file.parent)
 
 
@@ -171,8 +171,8 @@ def main() -> int:
     parser.add_argument("--olive", type=Path, metavar="DIR", help="one with olive-ai")
     parser.add_argument("--inspectors", type=Path, metavar="DIR", help="one with polygraphy, onnxslim and onnx")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="of the section of that name")
-    given = parser.parse_args()
-    if unknown := set(given.sections) - set(SECTIONS):
+    options = parser.parse_args()
+    if unknown := set(options.sections) - set(SECTIONS):
         parser.error(f"no such section: {', '.join(sorted(unknown))}")
     os.environ["HF_HUB_OFFLINE"] = "1"
     # In a process of its own: a child's peak memory starts at its parent's, which torch would make half a gigabyte.
@@ -181,17 +181,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.chdir(folder)  # Olive leaves a cache with whole models wherever it is run
-        chosen = given.sections or SECTIONS
+        chosen = options.sections or SECTIONS
         if "stats" in chosen and "export" not in chosen:
-            run(*contenders("export", checkpoint, folder, given)[0].words)
-        for section in (one for one in SECTIONS if one in chosen):
+            run(*contenders("export", checkpoint, folder, options)[0].words)
+        for section in (section for section in SECTIONS if section in chosen):
             if section == "sizes":
-                sizes(checkpoint, folder, given.sizes)
+                sizes(checkpoint, folder, options.sizes)
             elif section == "optimize":
                 for way in WAYS:
-                    optimize(way, checkpoint, folder, given)
+                    optimize(way, checkpoint, folder, options)
             else:
-                compare(contenders(section, checkpoint, folder, given), given.rounds)
+                compare(contenders(section, checkpoint, folder, options), options.rounds)
     return 0
 
 

@@ -51,9 +51,6 @@ def make_steps(run: Run, precisions: Sequence[str]) -> Iterator[Step]:
             yield step(cuda_steps.corpus, precision, file, "corpus")
         yield step(cuda_steps.compiled, precision, "pytorch")
         yield step(cuda_steps.trainer, precision, "pytorch")
-    for precision in precisions:
-        if precision != "bf16":
-            yield step(cuda_steps.tensorrt, precision, "export-fp32")
 
 
 def left_out(run: Run, steps: Sequence[Step]) -> Iterator[str]:
@@ -81,16 +78,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=tuple(SIZES), default="cuda")
     parser.add_argument("--precisions", nargs="+", choices=tuple(TORCH_DTYPES), help="default: all; for the CPU, fp32")
     parser.add_argument("--minutes", type=float, default=8.0, help="stop after this time")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # transformers' Trainer spreads batches over several
-    start, run = time.perf_counter(), Run(given.work.resolve(), given.device)
-    wanted = given.precisions or (list(TORCH_DTYPES) if run.device == "cuda" else ["fp32"])
-    steps = list(make_steps(run, [one for one in TORCH_DTYPES if one in {"fp32", *wanted}]))
+    start, run = time.perf_counter(), Run(options.work.resolve(), options.device)
+    wanted = options.precisions or (list(TORCH_DTYPES) if run.device == "cuda" else ["fp32"])
+    steps = list(make_steps(run, [precision for precision in TORCH_DTYPES if precision in {"fp32", *wanted}]))
     if run.device == "cuda" and (problem := missing_gpu()):
         print(f"error: no GPU to check: {problem}\nhint: --device cpu runs the steps without one", file=sys.stderr)
         return 1
-    outcomes = run_steps(steps, run.work / "logs", minutes=given.minutes)
+    outcomes = run_steps(steps, run.work / "logs", minutes=options.minutes)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers"))
     print(f"{describe_gpu() or 'no GPU'}; {describe_machine()}; onnxruntime {runtime_version()}, {versions}")
     print_tables(outcomes)

@@ -235,7 +235,7 @@ def benchmark(run: Run, precision: str) -> Result:
     shapes = ("--batch_size", sizes.batch_sizes, "--sequence_length", sizes.lengths, "--threads", sizes.threads)
     report = onnxtool("infer", file, "--benchmark", *words, *shapes)
     for ours, theirs in zip(report["results"], report["comparison"]["results"], strict=True):
-        milliseconds, other = (one["latency_ms"]["p50"] for one in (ours, theirs))
+        milliseconds, other = (result["latency_ms"]["p50"] for result in (ours, theirs))
         shape = f"{ours['batch_size']}x{ours['sequence_length']}"
         result.row(f"{file.stem} {shape}", ms=milliseconds, **{"PyTorch ms": other, "PyTorch / this": theirs["ratio"]})
         result.check("1 - cosine", 1 - theirs["cosine_min"], BOUNDS[precision].cosine)
@@ -253,8 +253,10 @@ def corpus(run: Run, precision: str) -> Result:
     file, folder = run.files(precision)[-1], run.work / f"corpus-{precision}"
     report = onnxtool("infer", file, "--output", f"{folder}/", "--provider", run.device, *words)
     result.row(file.stem, **{"texts/s": report["texts_per_s"]})
-    found, expected = (np.concatenate([np.load(part) for part in sorted(at.glob("*.npy"))]) for at in (folder, on_cpu))
-    compare(result, found, expected, BOUNDS[precision])
+    vectors, expected = (
+        np.concatenate([np.load(part) for part in sorted(at.glob("*.npy"))]) for at in (folder, on_cpu)
+    )
+    compare(result, vectors, expected, BOUNDS[precision])
     return result
 
 
@@ -273,19 +275,22 @@ def compiled(run: Run, precision: str) -> Result:
         return outputs
 
     exact, eager = load(run, "fp32", "cpu"), load(run, precision, run.device)
-    result, found = Result(), []
+    result, results = Result(), []
     result.row(f"torch.compile {precision}")
     for name, model in (("exact", exact), ("eager", eager), ("compiled", torch.compile(eager, backend=backend))):
         device = "cpu" if model is exact else run.device
         tokens = tokens_of(texts, run, device, length=32)
         outputs = forward_backward(model, tokens).detach().cpu().clone()
         # The compiled pooler, which the loss does not read, has zeros where the eager one has none.
-        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in model.parameters()]
-        found.append((outputs, torch.cat([value.float().flatten() for value in gradients]).cpu()))
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for parameter in model.parameters()
+        ]
+        results.append((outputs, torch.cat([value.float().flatten() for value in gradients]).cpu()))
         if model is not exact:
             step = partial(forward_backward, model, tokens)
             result.rows[-1][f"{name} ms"] = median_ms(step, run.sizes.num_steps, run.device)
-    for name, right, theirs, ours in zip(("outputs", "gradients"), *found, strict=True):
+    for name, right, theirs, ours in zip(("outputs", "gradients"), *results, strict=True):
         result.rows[-1][f"{name}, eager"] = own = float((theirs - right).norm() / right.norm())
         # No more is asked of half precision than twice what PyTorch achieves.
         bound = max(BOUNDS[precision].relative, 2 * own)
@@ -314,14 +319,14 @@ def trainer(run: Run, precision: str) -> Result:
     kinds: tuple[Any, ...] = (transformers.Trainer, partial(OrtTrainer, placement="onnxruntime"))
     for name, kind in zip(("Trainer", "OrtTrainer"), kinds, strict=True):
         model = load(run, "fp32", "cpu", "AutoModelForSequenceClassification", num_labels=2)
-        made = kind(model=model, args=arguments, train_dataset=rows)
+        library_trainer = kind(model=model, args=arguments, train_dataset=rows)
         start = time.perf_counter()
-        made.train()
+        library_trainer.train()
         times[f"{name} s"] = time.perf_counter() - start
-        losses.append([entry["loss"] for entry in made.state.log_history if "loss" in entry])
+        losses.append([entry["loss"] for entry in library_trainer.state.log_history if "loss" in entry])
     result.row(f"Trainer {precision}", steps=count, **times)
     compare_losses(result, losses[1], losses[0], BOUNDS[precision])
-    require_onnxruntime(result, made.ort_backend)
+    require_onnxruntime(result, library_trainer.ort_backend)
     return result
 
 
@@ -355,28 +360,4 @@ def artifacts(run: Run, precision: str) -> Result:
     result = Result()
     result.row(f"artifacts {precision}", steps=run.sizes.num_steps)
     compare_losses(result, *losses, BOUNDS[precision])
-    return result
-
-
-def tensorrt(run: Run, precision: str) -> Result:
-    """Run the fp32 export in onnxruntime's TensorRT provider, which compiles it for the precision."""
-    import onnxruntime
-
-    result, name = Result(), "TensorrtExecutionProvider"
-    if run.device != "cuda" or name not in onnxruntime.get_available_providers():
-        result.row(f"TensorRT {precision}", **{"left out": f"it needs CUDA and an onnxruntime with {name}"})
-        return result
-    onnxruntime.preload_dlls()
-    options = {"trt_fp16_enable": precision == "fp16"}
-    providers = [(name, options), "CUDAExecutionProvider", "CPUExecutionProvider"]
-    session = onnxruntime.InferenceSession(str(run.files("fp32")[0]), providers=providers)
-    if session.get_providers()[0] != name:
-        result.row(f"TensorRT {precision}", **{"left out": "onnxruntime cannot start it, as this step's log says"})
-        return result
-    tokens = tokens_of((run.work / "texts.txt").read_text("utf-8").split("\n"), run, "cpu")
-    feeds = {one.name: tokens[one.name].numpy() for one in session.get_inputs()}
-    vectors, expected = session.run(["sentence_embedding"], feeds)[0], np.load(run.work / "expected.npy")
-    milliseconds = median_ms(lambda: session.run(None, feeds), 5 * run.sizes.num_steps, "cpu")
-    result.row(f"TensorRT {precision}", ms=milliseconds)
-    compare(result, vectors, expected, BOUNDS[precision])
     return result

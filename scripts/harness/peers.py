@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-EXPORT_WITH_TRANSFORMERS = """
-import sys, torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer
-from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
-model = AutoModelForMaskedLM.from_pretrained(sys.argv[1]).eval()
-tokens = AutoTokenizer.from_pretrained(sys.argv[1])(["some text", "another one"], return_tensors="pt")
-axes = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in tokens}
-config = OnnxConfig(dynamic=True, dynamic_shapes=axes)
-OnnxExporter().export(model, dict(tokens), config=config).save_pretrained(sys.argv[2])
-"""
 # As transformers and torch write it; arguments: folder, exporter, attention, output.
 EXPORT_WITH_TORCH = """
 import inspect, sys, torch
@@ -31,13 +21,12 @@ else:
     arguments = (tokens["input_ids"], {name: value for name, value in tokens.items() if name != "input_ids"})
     torch.onnx.export(model, arguments, output, dynamo=False, dynamic_axes=axes, **names)
 """
-# Arguments of both: source, output; then, for the first, the model type, heads and width if they are not BERT-base's.
+# Arguments of both: source, output; the model is BERT-base.
 OPTIMIZE_WITH_ONNXRUNTIME = """
 import sys
 from onnxruntime.transformers import optimizer
-source, output, name, heads, width = [*sys.argv[1:], "bert", "12", "768"][:5]
-model = optimizer.optimize_model(source, model_type=name, num_heads=int(heads), hidden_size=int(width))
-model.save_model_to_file(output)
+model = optimizer.optimize_model(sys.argv[1], model_type="bert", num_heads=12, hidden_size=768)
+model.save_model_to_file(sys.argv[2])
 """
 OPTIMIZE_WITH_ONNXSCRIPT = """
 import sys, onnx_ir as ir

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.machine import describe_machine
+from harness.pages import print_head, print_row
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,17 @@ class Command:
     output: Path | None = None
 
 
-def describe(output: Path | None) -> str:
-    """Return nodes, fused attentions and megabytes of a file or of a folder of graphs, as cells; empty for none."""
+def describe(output: Path | None) -> tuple[object, ...]:
+    """Return nodes, fused attentions and megabytes of a file or of a folder of graphs; empty cells for none."""
     from onnxtool.summary import summarize_model
 
     if output is None:
-        return " | | "
-    files = sorted(output.glob("*.onnx")) if output.is_dir() else [output]
-    found = [summarize_model(file) for file in files]
-    fused = sum(
-        one.ops.get(f"com.microsoft::{name}", 0) for one in found for name in ("Attention", "MultiHeadAttention")
-    )
-    nodes, size_bytes = sum(one.num_nodes for one in found), sum(one.size_bytes for one in found)
-    return f"{nodes} | {fused} | {size_bytes / 1e6:.1f}"
+        return "", "", ""
+    summaries = [summarize_model(file) for file in (output.glob("*.onnx") if output.is_dir() else [output])]
+    kinds = ("com.microsoft::Attention", "com.microsoft::MultiHeadAttention")
+    num_fused = sum(summary.ops.get(kind, 0) for summary in summaries for kind in kinds)
+    size_mb = sum(summary.size_bytes for summary in summaries) / 1e6
+    return sum(summary.num_nodes for summary in summaries), num_fused, f"{size_mb:.1f}"
 
 
 # The peak of a process starts at that of the one that made it, so a small one stands in between.
@@ -84,9 +83,8 @@ def compare(commands: Sequence[Command], rounds: int) -> None:
         [statistics.median(column) for column in zip(*usages, strict=True)] for usages in zip(*turns, strict=True)
     ]
     print(f"\n{rounds} rounds in turns; {describe_machine()}\n")
-    print("| command | wall s | CPU s | peak MB | nodes | attention | file MB | first / this: wall, CPU, peak |")
-    print("|---|---:|---:|---:|---:|---:|---:|---|")
+    columns = "command | wall s | CPU s | peak MB | nodes | attention | file MB | first / this: wall, CPU, peak"
+    print_head(columns.split(" | "))
     for command, usage in zip(commands, medians, strict=True):
-        cells = " | ".join(f"{figure:.3g}" for figure in usage)
         ratios = ", ".join(f"{first / own:.2f}" for first, own in zip(medians[0], usage, strict=True))
-        print(f"| {command.name} | {cells} | {describe(command.output)} | {ratios} |", flush=True)
+        print_row(command.name, *(f"{figure:.3g}" for figure in usage), *describe(command.output), ratios)

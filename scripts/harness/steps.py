@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.isolation import Isolation
+from harness.pages import print_head, print_row
 
 _LINES = 6  # of a failed step's log
 
@@ -106,32 +107,29 @@ def _run(step: Step, log: Path, isolation: Isolation, seconds: float) -> Outcome
 
 def problems_of(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Yield each wrong number and each step without a result, by the name of the step."""
-    for one in outcomes:
-        yield from (f"{one.step.name}: {problem}" for problem in (one.result.wrong if one.result else [one.state]))
+    for outcome in outcomes:
+        problems = outcome.result.wrong if outcome.result else [outcome.state]
+        yield from (f"{outcome.step.name}: {problem}" for problem in problems)
 
 
 def print_tables(outcomes: Sequence[Outcome]) -> None:
     """Print the rows of all steps as Markdown, a table for each kind, and the time of each step."""
-    for table in dict.fromkeys(one.step.table for one in outcomes):
-        rows = [row for one in outcomes if one.step.table == table and one.result for row in one.result.rows]
-        _print_table(table, rows)
-    times = [
-        {
-            "step": one.step.name,
-            "seconds": one.result.seconds if one.result else "",
-            "result": one.state.partition("\n")[0],
-        }
-        for one in outcomes
-    ]
-    _print_table("Steps", times)
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for outcome in outcomes:
+        tables.setdefault(outcome.step.table, []).extend(outcome.result.rows if outcome.result else ())
+    for outcome in outcomes:
+        seconds, state = outcome.result.seconds if outcome.result else "", outcome.state.partition("\n")[0]
+        tables.setdefault("Steps", []).append({"step": outcome.step.name, "seconds": seconds, "result": state})
+    for title, rows in tables.items():
+        _print_table(title, rows)
 
 
 def _print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     if not columns:
         return
-    print(f"\n### {title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    print(f"\n### {title}\n")
+    print_head(columns)
     for row in rows:
         cells = (row.get(name, "") for name in columns)
-        print(f"| {' | '.join(f'{one:.3g}' if isinstance(one, float) else str(one) for one in cells)} |")
-    print(end="", flush=True)
+        print_row(*(f"{cell:.3g}" if isinstance(cell, float) else cell for cell in cells))
