@@ -11,7 +11,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,8 @@ import numpy as np
 import onnxruntime
 import torch
 from harness.machine import describe_machine
+from harness.pages import print_head, print_row
+from harness.workers import times_in_turns
 from make_models import place_trained, trained_model
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from tokenizers import Tokenizer
@@ -41,7 +42,7 @@ WORKLOADS = {
     "32 sentences": [SENTENCE] * 32,
     "32 passages": [PASSAGE] * 32,
 }
-TURNS, SECONDS = 25, 20.0
+TURNS = 25
 
 
 def open_session(path: Path) -> onnxruntime.InferenceSession:
@@ -54,8 +55,7 @@ def open_session(path: Path) -> onnxruntime.InferenceSession:
 def runs_of(folder: Path, most_tokens: int) -> tuple[Callable[[Sequence[Any]], Any], Callable[[Sequence[Any]], Any]]:
     """Return how texts, or pairs, are run by the file that reads them, and by tokenizer and file apart."""
     whole, apart = open_session(folder / "text.onnx"), open_session(folder / "ids.onnx")
-    names = [given.name for given in whole.get_inputs()]
-    wanted = [given.name for given in apart.get_inputs()]
+    names, wanted = ([value.name for value in session.get_inputs()] for session in (whole, apart))
     tokenizer = Tokenizer.from_file(str(folder / "ids" / "tokenizer.json"))
     tokenizer.enable_truncation(most_tokens)
     tokenizer.enable_padding()
@@ -76,21 +76,6 @@ def runs_of(folder: Path, most_tokens: int) -> tuple[Callable[[Sequence[Any]], A
     return read, tokenize
 
 
-def time_in_turns(runs: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the median milliseconds of each; the first turn is not counted."""
-    times: list[list[float]] = [[] for _ in runs]
-    end = time.perf_counter() + SECONDS
-    for turn in range(TURNS + 1):
-        for place, run in enumerate(runs):
-            start = time.perf_counter()
-            run()
-            if turn:
-                times[place].append((time.perf_counter() - start) * 1e3)
-        if turn > 2 and time.perf_counter() > end:
-            break
-    return [statistics.median(found) for found in times]
-
-
 def make_reranker(folder: Path) -> Path:
     """Save MiniLM with a random score of pairs."""
     torch.manual_seed(0)
@@ -108,8 +93,7 @@ def main() -> int:
     texts = [text for text in HARD_TEXTS if "\0" not in text]
     pairs = list(zip(texts, [*texts[7:], *texts[:7]], strict=True))
     print(f"{describe_machine()}; ms of the file that reads texts, and their ratio to tokenizer and graph apart\n")
-    print(f"| model | largest difference of {len(texts)} texts | MB more | {' | '.join(WORKLOADS)} |")
-    print("|---" * (3 + len(WORKLOADS)) + "|")
+    print_head(["model", f"largest difference of {len(texts)} texts", "MB more", *WORKLOADS])
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         place_trained(base)
@@ -132,17 +116,18 @@ def main() -> int:
                 export_model(ExportOptions(str(checkpoint), output=folder / f"{kind}.onnx", tokenizer=tokenizer))
             stated = ModelFile.open(folder / "text.onnx").text_input
             read, tokenize = runs_of(folder, stated.most_tokens if stated else 0)
-            given: Sequence[Any] = pairs if title == "reranker" else texts
+            samples: Sequence[Any] = pairs if title == "reranker" else texts
             expected = np.asarray(answer(str(checkpoint)))
-            found = np.concatenate([read(given[start : start + 32]) for start in range(0, len(expected), 32)])
-            difference = np.abs(found[: len(expected)].reshape(expected.shape) - expected).max()
+            actual = np.concatenate([read(samples[start : start + 32]) for start in range(0, len(expected), 32)])
+            difference = np.abs(actual[: len(expected)].reshape(expected.shape) - expected).max()
             more = (folder / "text.onnx").stat().st_size - (folder / "ids.onnx").stat().st_size
             cells = [f"{difference:.2g} of {np.abs(expected).max():.2g}", f"{more / 1e6:.2f}"]
             for workload in WORKLOADS.values():
-                asked: list[Any] = [(SENTENCE, text) for text in workload] if title == "reranker" else workload
-                own, other = time_in_turns([partial(read, asked), partial(tokenize, asked)])
-                cells.append(f"{own:.2f} ({own / other:.2f}x)")
-            print(f"| {title} | {' | '.join(cells)} |", flush=True)
+                inputs: list[Any] = [(SENTENCE, text) for text in workload] if title == "reranker" else workload
+                seconds = times_in_turns([partial(read, inputs), partial(tokenize, inputs)], TURNS)
+                own, other = map(statistics.median, seconds)
+                cells.append(f"{1e3 * own:.2f} ({own / other:.2f}x)")
+            print_row(title, *cells)
     return 0
 
 

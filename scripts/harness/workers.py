@@ -115,6 +115,19 @@ def serve_steps(step: Callable[[], Any], greeting: Any = "ready") -> None:
     serve(answer, greeting)
 
 
+def times_in_turns(
+    runs: Sequence[Callable[[], Any]], turns: int, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
+    """Let functions run in turns, forwards and backwards; return the seconds of each, without those of a first turn."""
+    times: list[list[float]] = [[] for _ in runs]
+    for turn in range(turns + 1):
+        for run, seconds in list(zip(runs, times, strict=True))[:: 1 if turn % 2 else -1]:
+            start = clock()
+            run()
+            seconds.append(clock() - start)
+    return [seconds[1:] for seconds in times]
+
+
 def take_turns(starts: Iterable[Callable[[], Worker]], blocks: int, steps: int) -> list[Worker]:
     """Start workers that serve steps, one at a time, and let them make blocks of steps in turns; end them.
 

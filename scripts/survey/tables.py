@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from harness.pages import replace
+from harness.pages import markdown_row, replace
 from zoo.tasks import TASKS, model_classes
 
 from survey.judging import PRECISIONS
@@ -40,7 +40,7 @@ def render(results: Results) -> str:
     for task, types in by_task.items():
         tried = [result["onnxtool"] for result in types.values() if "onnxtool" in result]
         right, *others = _counts(tried)
-        fixed = sum(bool(one["fixed_axes"]) for one in tried if one["verdict"] == "right")
+        fixed = sum(bool(export["fixed_axes"]) for export in tried if export["verdict"] == "right")
         counts = [task.name, len(model_classes(task)), len(types), len(tried), right, fixed, *others]
         summary.append([*counts, _share(right, len(tried))])
         optimized.append(_optimized(task.name, types, precisions))
@@ -54,18 +54,18 @@ def render(results: Results) -> str:
         "## Optimization\n",
         _table(" | ".join(["task", "right exports", *columns]), [*optimized, _optimized("all", results, precisions)]),
     ]
-    raced = [(key, one["optimized"]["fp32"]["peers"]) for key, one in sorted(results.items()) if _has_peers(one)]
+    raced = [(key, peers) for key, result in sorted(results.items()) if (peers := _peers_of(result))]
     if raced:
-        rows = [_beside_peers(key, found) for key, found in raced]
+        rows = [_beside_peers(key, peers) for key, peers in raced]
         parts += ["## Beside peers\n", _BESIDE, _table(" | ".join(["type", *PEERS]), rows)]
     for task, types in by_task.items():
         head = f"type | verdict | way | s | why | {' | '.join(precisions)} | attention"
-        parts += [f"## {task.name}\n", _table(head, [_details(*one, precisions) for one in types.items()])]
+        parts += [f"## {task.name}\n", _table(head, [_details(*item, precisions) for item in types.items()])]
     return "\n".join(parts)
 
 
 def _counts(tried: Sequence[Mapping[str, Any]]) -> list[int]:
-    return [sum(one["verdict"] == verdict for one in tried) for verdict in _VERDICTS]
+    return [sum(result["verdict"] == verdict for result in tried) for verdict in _VERDICTS]
 
 
 def _share(right: int, whole: int) -> str:
@@ -91,31 +91,32 @@ def _details(model_type: str, result: Mapping[str, Any], precisions: Sequence[st
     way = tried["way"] + "".join(f", {axis} {size}" for axis, size in tried["fixed_axes"].items())
     verdicts = []
     for precision in precisions:
-        one = optimized.get(precision, {"verdict": "", "reason": ""})
-        left_out = [f"without {name}: {note}" for name, note in one.get("left_out", {}).items()]
-        speeds = [", ".join(f"{speed:.2f}x" for speed in one.get("speeds", ()))]
-        verdicts.append(_cell("; ".join(filter(None, [one["verdict"], one["reason"], *speeds, *left_out]))))
+        outcome = optimized.get(precision, {"verdict": "", "reason": ""})
+        left_out = [f"without {name}: {note}" for name, note in outcome.get("left_out", {}).items()]
+        speeds = [", ".join(f"{speed:.2f}x" for speed in outcome.get("speeds", ()))]
+        verdicts.append(_cell("; ".join(filter(None, [outcome["verdict"], outcome["reason"], *speeds, *left_out]))))
     attention = " of ".join(map(str, optimized.get("fp32", {}).get("attentions", ())))
     return [model_type, tried["verdict"] + star, way, tried["seconds"], _cell(tried["reason"]), *verdicts, attention]
 
 
-def _has_peers(result: Mapping[str, Any]) -> bool:
-    return bool(result.get("optimized", {}).get("fp32", {}).get("peers"))
+def _peers_of(result: Mapping[str, Any]) -> Any:
+    return result.get("optimized", {}).get("fp32", {}).get("peers")
 
 
-def _beside_peers(key: str, found: Mapping[str, Any]) -> list[Any]:
+def _beside_peers(key: str, peers: Mapping[str, Any]) -> list[Any]:
     """Return nodes of each file, and its times as ratios to those of ours, or the reason why there is no file."""
     cells = []
     for name in PEERS:
-        one = found.get(name, "")
-        cells.append(_cell(one) if isinstance(one, str) else f"{one[0]:.0f}, {one[1]:.2f}x, {one[2]:.2f}x")
+        figures = peers.get(name, "")
+        cells.append(
+            _cell(figures) if isinstance(figures, str) else f"{figures[0]:.0f}, {figures[1]:.2f}x, {figures[2]:.2f}x"
+        )
     return [key, *cells]
 
 
 def _table(head: str, rows: list[list[Any]]) -> str:
-    lines = [f"| {head} |", f"| {' | '.join('---' for _ in head.split('|'))} |"]
-    lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]
-    return "".join(f"{line}\n" for line in lines)
+    columns = head.split(" | ")
+    return "".join(f"{markdown_row(row)}\n" for row in (columns, ["---"] * len(columns), *rows))
 
 
 def _cell(text: str) -> str:
