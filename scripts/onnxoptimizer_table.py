@@ -11,14 +11,17 @@ small networks as both exporters write them. Exit code 1: a result of a preset i
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import signal
 import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +35,9 @@ import onnxoptimizer
 import onnxruntime as ort
 from foreign.files import FILES
 from harness.pages import replace, replace_rows
+from rich.console import Console
+from rich.progress import track
 
-from onnxtool.graph.edit import bodies
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.passes.onnxoptimizer_passes import ALLOWED
 from onnxtool.optimize.pipeline import Context, run_passes
@@ -59,6 +63,7 @@ _VERSIONS = r"onnxoptimizer [\d.]+, onnxruntime [\d.]+"
 _LIMIT_S = 60  # that one pass may take on one graph
 _LARGEST = 8 << 20  # bytes of a graph that all passes run on
 _NOTHING = "nop"  # the pass that only converts a graph to onnxoptimizer's form and back
+_FORK, _STDERR = multiprocessing.get_context("fork"), Console(stderr=True)
 _RIGHT, _SAME, _WRONG, _DIES = "right", "no change", "wrong", "dies"
 
 
@@ -96,14 +101,14 @@ def _same(value: Any) -> Any:
 
 def _feeds(model: onnx.ModelProto, given: Any) -> list[Feeds]:
     """Return inputs; those that are made up are random."""
-    found = dict(given or {})
-    held = {tensor.name for tensor in model.graph.initializer}
+    feeds = dict(given or {})
+    initializers = {tensor.name for tensor in model.graph.initializer}
     for value in model.graph.input:
-        if value.name not in found and value.name not in held:
+        if value.name not in feeds and value.name not in initializers:
             kind = value.type.tensor_type
             shape = [size.dim_value or 2 + axis for axis, size in enumerate(kind.shape.dim)]
-            found[value.name] = normal(*shape).astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
-    return [found]
+            feeds[value.name] = normal(*shape).astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    return [feeds]
 
 
 def run(model: bytes, feeds: list[Feeds]) -> list[Any]:
@@ -113,7 +118,7 @@ def run(model: bytes, feeds: list[Feeds]) -> list[Any]:
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     names = {value.name for value in session.get_inputs()}
-    return [session.run(None, {name: one for name, one in given.items() if name in names}) for given in feeds]
+    return [session.run(None, {name: array for name, array in case.items() if name in names}) for case in feeds]
 
 
 class Reference:
@@ -131,10 +136,10 @@ class Reference:
     def problem(self, model: onnx.ModelProto) -> str:
         """Return what is wrong with the outputs of a model."""
         try:
-            found = run(model.SerializeToString(), self.feeds)
+            outputs = run(model.SerializeToString(), self.feeds)
         except Exception as error:  # noqa: BLE001  onnxruntime's errors have no common class
             return f"does not run: {str(error).splitlines()[0][:60]}"
-        return difference(found, self.outputs, only_types=self.draws)
+        return difference(outputs, self.outputs, only_types=self.draws)
 
 
 def judge_passes(graph: Graph, passes: list[str]) -> Iterator[tuple[str, str]]:
@@ -164,36 +169,33 @@ def judge_passes(graph: Graph, passes: list[str]) -> Iterator[tuple[str, str]]:
             return
 
 
-def judge_all(every: list[Graph], passes: list[str]) -> dict[tuple[str, str], str]:
-    """Return what `judge_passes` yields for each graph, by graph and pass, from processes that may die."""
-    found: dict[tuple[str, str], str] = {}
-    place, left = 0, [_NOTHING, *passes]
-    while place < len(every):
-        reader, writer = os.pipe()
-        child = os.fork()
-        if not child:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            for number in range(place, len(every)):
-                for name, verdict in judge_passes(every[number], left if number == place else [_NOTHING, *passes]):
-                    os.write(writer, f"{number}\t{name}\t{verdict}\n".encode())
-            os._exit(0)
-        os.close(writer)
-        number, name = place, _NOTHING
-        with os.fdopen(reader, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                told, name, verdict = line.rstrip("\n").split("\t")
-                if int(told) // 100 > number // 100:
-                    print(f"{told}/{len(every)}", file=sys.stderr, flush=True)
-                number = int(told)
-                found[every[number].name, name] = verdict
-        _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            break
-        found[every[number].name, name] = f"{_DIES}: {signal.Signals(os.WTERMSIG(status)).name}"
-        place, left = number, [_NOTHING, *passes[passes.index(name) + 1 :]] if name != _NOTHING else []
-        place += not left
-        left = left or [_NOTHING, *passes]
-    return found
+def judge_in_processes(graph: Graph, passes: list[str]) -> dict[str, str]:
+    """Return what `judge_passes` yields for a graph, from processes that a pass may end."""
+    verdicts: dict[str, str] = {}
+    remaining = passes
+    while True:
+        receiver, sender = _FORK.Pipe(duplex=False)
+        child = _FORK.Process(target=_send_verdicts, args=(graph, [_NOTHING, *remaining], sender))
+        child.start()
+        sender.close()
+        name = _NOTHING
+        with suppress(EOFError):
+            while True:
+                name, verdict = receiver.recv()
+                verdicts[name] = verdict
+        child.join()
+        if child.exitcode is None or child.exitcode >= 0:
+            return verdicts
+        verdicts[name] = f"{_DIES}: {signal.Signals(-child.exitcode).name}"
+        if name in (_NOTHING, passes[-1]):
+            return verdicts
+        remaining = passes[passes.index(name) + 1 :]
+
+
+def _send_verdicts(graph: Graph, passes: list[str], sender: Connection) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    for verdict in judge_passes(graph, passes):
+        sender.send(verdict)
 
 
 def table_of_passes(every: list[Graph]) -> list[tuple[str, ...]]:
@@ -202,11 +204,13 @@ def table_of_passes(every: list[Graph]) -> list[tuple[str, ...]]:
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     examples: dict[tuple[str, str], str] = {}
     small = [graph for graph in every if graph.load().ByteSize() <= _LARGEST]
-    for (graph, name), said in judge_all(small, passes).items():
-        verdict, _, reason = said.partition(": ")
-        counts[name][verdict] += 1
-        if reason:
-            examples.setdefault((name, verdict), f"{graph}: {reason}".replace("|", "/"))
+    verdicts = {graph.name: judge_in_processes(graph, passes) for graph in track(small, "passes", console=_STDERR)}
+    for graph, by_pass in verdicts.items():
+        for name, result in by_pass.items():
+            verdict, _, reason = result.partition(": ")
+            counts[name][verdict] += 1
+            if reason:
+                examples.setdefault((name, verdict), f"{graph}: {reason}".replace("|", "/"))
     defaults, used = onnxoptimizer.get_fuse_and_elimination_passes(), {step.name for step in ALLOWED}
     return [
         (
@@ -214,7 +218,7 @@ def table_of_passes(every: list[Graph]) -> list[tuple[str, ...]]:
             "yes" if name in defaults else "",
             "**yes**" if name in used else "",
             *(str(counts[name][verdict]) for verdict in (_RIGHT, _SAME, _WRONG, _DIES)),
-            "; ".join(text for (one, _), text in examples.items() if one == name),
+            "; ".join(text for (example, _), text in examples.items() if example == name),
         )
         for name in [*passes, _NOTHING]
     ]
@@ -222,21 +226,14 @@ def table_of_passes(every: list[Graph]) -> list[tuple[str, ...]]:
 
 def notes(model: ir.Model) -> dict[str, tuple[Any, ...]]:
     """Return name, metadata and documentation of nodes and values, subgraphs included, by operator and output."""
-    found: dict[str, tuple[Any, ...]] = {"model": (dict(model.metadata_props), model.doc_string)}
-    waiting = [model.graph, *(function.graph for function in model.functions.values())]
-    while waiting:
-        graph = waiting.pop()
-        for node in graph:
-            waiting += bodies(node)
+    noted: dict[str, tuple[Any, ...]] = {"model": (dict(model.metadata_props), model.doc_string)}
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for node in ir.traversal.RecursiveGraphIterator(graph):
             for value in node.outputs:
-                found[f"{node.op_type} {value.name}"] = (node.name, dict(node.metadata_props), node.doc_string)
-                found[f"value {value.name}"] = (
-                    dict(value.metadata_props),
-                    value.doc_string,
-                    value.type,
-                    str(value.meta),
-                )
-    return found
+                noted[f"{node.op_type} {value.name}"] = (node.name, dict(node.metadata_props), node.doc_string)
+                metadata = dict(value.metadata_props)
+                noted[f"value {value.name}"] = (metadata, value.doc_string, value.type, str(value.meta))
+    return noted
 
 
 def judge_presets(graph: Graph, folder: Path) -> tuple[str, bool, int, int] | None:
@@ -255,27 +252,25 @@ def judge_presets(graph: Graph, folder: Path) -> tuple[str, bool, int, int] | No
             for value in node.outputs:
                 value.metadata_props["noted"] = f"of {value.name}"
     noted = notes(model)
-    model, found = run_passes(model, after, Context())
-    lost = sum(noted[key] != kept for key, kept in notes(model).items() if key in noted)
+    model, results = run_passes(model, after, Context())
+    num_lost = sum(noted[key] != kept for key, kept in notes(model).items() if key in noted)
     problem = reference.problem(ir.to_proto(ir.external_data.load_to_model(model)))
-    return problem, any(one.num_changes for one in found), sum(one.left_out for one in found), lost
+    return problem, any(result.num_changes for result in results), sum(result.left_out for result in results), num_lost
 
 
 def table_of_suites(every: list[Graph], folder: Path) -> tuple[list[tuple[str, ...]], bool]:
     """Return a row for each suite, and whether something is wrong."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for number, graph in enumerate(every):
-        if not number % 100:
-            print(f"{number}/{len(every)}", file=sys.stderr, flush=True)
-        found = judge_presets(graph, folder)
+    for graph in track(every, "presets", console=_STDERR):
+        verdict = judge_presets(graph, folder)
         count = counts[graph.suite]
-        if found is not None:
-            problem, is_changed, num_dead, num_lost = found
+        if verdict is not None:
+            problem, is_changed, num_dead, num_lost = verdict
             count.update(
                 run=1, changed=is_changed, right=not problem, wrong=bool(problem), died=num_dead, lost=num_lost
             )
             if problem or num_dead or num_lost:
-                print(graph.name, found, file=sys.stderr)
+                print(graph.name, verdict, file=sys.stderr)
     keys = ("run", "changed", "right", "wrong", "died", "lost")
     is_wrong = any(count["wrong"] + count["died"] + count["lost"] for count in counts.values())
     return [(suite, *(str(count[key]) for key in keys)) for suite, count in counts.items()], is_wrong
@@ -290,14 +285,18 @@ def table_of_networks() -> Iterator[tuple[str, ...]]:
         expected = network(sample).detach().numpy()
         for exporter in ("torchscript", "dynamo"):
             model = networks.exported(network, sample, dynamo=exporter == "dynamo")
-            sizes = [(sum(one.op_type == "BatchNormalization" for one in model.graph), model.graph.num_nodes())]
+            counts = [(num_normalizations(model.graph), model.graph.num_nodes())]
             result, _ = run_passes(model, PRESETS["cpu"], Context())
-            sizes += [(sum(one.op_type == "BatchNormalization" for one in result.graph), result.graph.num_nodes())]
+            counts.append((num_normalizations(result.graph), result.graph.num_nodes()))
             feeds = {str(result.graph.inputs[0].name): sample.numpy()}
-            (found,) = run(ir.to_proto(result).SerializeToString(), [feeds])[0]
-            error = float(np.abs(found - expected).max() / np.abs(expected).max())
-            (normalizations, nodes), (left, nodes_left) = sizes
-            yield name, exporter, str(normalizations), str(left), str(nodes), str(nodes_left), f"{error:.0e}"
+            (output,) = run(ir.to_proto(result).SerializeToString(), [feeds])[0]
+            error = float(np.abs(output - expected).max() / np.abs(expected).max())
+            yield name, exporter, *(str(count) for pair in zip(*counts, strict=True) for count in pair), f"{error:.0e}"
+
+
+def num_normalizations(graph: ir.Graph) -> int:
+    """Return the number of BatchNormalization nodes."""
+    return sum(node.op_type == "BatchNormalization" for node in graph)
 
 
 def main() -> int:
