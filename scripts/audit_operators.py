@@ -116,14 +116,14 @@ def main() -> int:
         if torch.float32 not in operator.dtypes or operator.name in UNINITIALIZED or not is_asked:
             continue
         results[name] = [_audit(sample) for sample in itertools.islice(_samples(operator), SAMPLES)]
-        for found in results[name]:
-            if found["verdict"] in BAD:
-                print(f"{name}: {found['verdict']}: {found['detail']}", flush=True)
-            if found.get("specials") and name not in KNOWN:
-                print(f"{name}: special numbers: {found['specials']}", flush=True)
+        for finding in results[name]:
+            if finding["verdict"] in BAD:
+                print(f"{name}: {finding['verdict']}: {finding['detail']}", flush=True)
+            if finding.get("specials") and name not in KNOWN:
+                print(f"{name}: special numbers: {finding['specials']}", flush=True)
     if not names:
         PAGE.write_text(render(results), "utf-8")
-    counts = Counter(found["verdict"] for samples in results.values() for found in samples)
+    counts = Counter(finding["verdict"] for samples in results.values() for finding in samples)
     print(", ".join(f"{verdict} {counts[verdict]}" for verdict in VERDICTS))
     new = [name for name, samples in results.items() if name not in KNOWN and any(s.get("specials") for s in samples)]
     return int(any(counts[verdict] for verdict in BAD) or bool(new))
@@ -223,12 +223,12 @@ def _compiled_difference(kind: str, sample: Sample, tensors: tuple[torch.Tensor,
     expected, reasons = _outcome(sample.function, tensors), []
     for backend in (OrtBackend(OrtBackendOptions(flush_denormals=False)), "aot_eager"):
         torch._dynamo.reset()  # noqa: SLF001 - PyTorch has no public name for it
-        found = _outcome(torch.compile(sample.function, backend=backend), tensors)
+        outcome = _outcome(torch.compile(sample.function, backend=backend), tensors)
         try:
-            if isinstance(found, str) or isinstance(expected, str):
-                assert found == expected, f"{found} for {expected}"  # noqa: S101 - as the comparison does
+            if isinstance(outcome, str) or isinstance(expected, str):
+                assert outcome == expected, f"{outcome} for {expected}"  # noqa: S101 - as the comparison does
             else:
-                _require_close(found, expected)
+                _require_close(outcome, expected)
         except AssertionError as error:
             reasons.append(" ".join(str(error).split())[:120])
         else:
@@ -314,12 +314,12 @@ def _require_close(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> 
 
 def render(results: dict[str, list[dict[str, str]]]) -> str:
     """Return the page for results by operator."""
-    counts = Counter(found["verdict"] for samples in results.values() for found in samples)
+    counts = Counter(finding["verdict"] for samples in results.values() for finding in samples)
     judged = sum(counts[verdict] for verdict in ("whole", "partly", "PyTorch", "empty", *BAD))
     drawn, whole = counts["random"] + counts["other numbers"], counts["whole"]
     stayed: dict[tuple[str, str], set[str]] = defaultdict(set)
     for name, samples in results.items():
-        parts = (found["detail"].split("; ") for found in samples if found["verdict"] in ("partly", "PyTorch"))
+        parts = (finding["detail"].split("; ") for finding in samples if finding["verdict"] in ("partly", "PyTorch"))
         for operator, _, reason in (part.partition(": ") for part in itertools.chain(*parts)):
             stayed[operator, reason].add(name)
     rows, differences = [], []
@@ -327,7 +327,9 @@ def render(results: dict[str, list[dict[str, str]]]) -> str:
         listed = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         rows.append((f"`{operator}`", reason.replace("|", "/"), listed))
     for name, samples in sorted(results.items()):
-        kinds = dict.fromkeys(part.split(":")[0] for found in samples for part in found.get("specials", "").split("; "))
+        kinds = dict.fromkeys(
+            part.split(":")[0] for finding in samples for part in finding.get("specials", "").split("; ")
+        )
         if any(kinds):
             differences.append((name, ", ".join(filter(None, kinds)), KNOWN.get(name, "not known")))
     decisions = sorted((called(target), str(decided)) for target, decided in DECISIONS.items())

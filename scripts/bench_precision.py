@@ -29,10 +29,12 @@ from typing import Any
 
 import numpy as np
 from harness.machine import describe_machine
+from harness.pages import print_head, print_row
 from harness.processes import measure, run
 from harness.workers import Worker, serve
 
 VOCABULARY = 30522
+MODEL = "splade-bert-base"  # of models/recipes.json
 SHAPES = ((8, 128), (1, 128), (1, 16))
 CALIBRATION = 64  # inputs for OpenVINO's int8
 WARM_UP_MS = 150.0  # of runs in front of the one that counts
@@ -88,32 +90,30 @@ def open_openvino(threads: int, path: str, dtype: str) -> Run:
     return lambda feeds: compiled(dict(feeds))[0]
 
 
-def quantize_with_nncf(source: str, output: str) -> None:
-    """Write an int8 model for OpenVINO, with scales from random texts."""
+def quantize_with_nncf(model: Any, feeds: Sequence[Any]) -> Any:
+    """Return a model in int8, with ranges from these inputs."""
     import nncf
+
+    transformer = nncf.ModelType.TRANSFORMER
+    return nncf.quantize(model, nncf.Dataset(feeds), model_type=transformer, subset_size=len(feeds))
+
+
+def quantize_for_openvino(source: str, output: str) -> None:
+    """Write an int8 model for OpenVINO, with ranges from random texts."""
     import openvino as ov
 
     texts = [make_feeds(1, 128, seed=seed) for seed in range(CALIBRATION)]
-    model = nncf.quantize(
-        ov.Core().read_model(source),
-        nncf.Dataset(texts),
-        model_type=nncf.ModelType.TRANSFORMER,
-        subset_size=CALIBRATION,
-    )
-    ov.save_model(model, output, compress_to_fp16=False)
+    ov.save_model(quantize_with_nncf(ov.Core().read_model(source), texts), output, compress_to_fp16=False)
 
 
-def quantize_onnx_with_nncf(source: str, inputs: str, output: str) -> None:
+def quantize_onnx(source: str, inputs: str, output: str) -> None:
     """Write an int8 ONNX file with ranges from the inputs in a file of NumPy."""
-    import nncf
     import onnx
 
     arrays = np.load(inputs)
     names = sorted({name.partition("/")[2] for name in arrays})
     feeds = [{name: arrays[f"{place}/{name}"] for name in names} for place in range(len(arrays) // len(names))]
-    model = onnx.load(source)
-    made = nncf.quantize(model, nncf.Dataset(feeds), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(feeds))
-    onnx.save(made, output)
+    onnx.save(quantize_with_nncf(onnx.load(source), feeds), output)
 
 
 QUANTIZE_DYNAMIC = """
@@ -187,9 +187,11 @@ def race(
     """Return the median milliseconds of each contender and shape, run in turns; the first answers go to `folder`."""
     with ExitStack() as stack:
         workers = []
-        for one in contenders:
-            python, *rest = one.command
-            worker = Worker.start(one.name, [python, __file__, "--contender", str(threads), *rest], quiet=True)
+        for contender in contenders:
+            python, *arguments = contender.command
+            worker = Worker.start(
+                contender.name, [python, __file__, "--contender", str(threads), *arguments], quiet=True
+            )
             stack.callback(worker.stop)
             workers.append(worker)
         medians: list[list[float]] = [[] for _ in contenders]
@@ -201,8 +203,8 @@ def race(
                     elapsed = worker.ask([batch, length, file])
                     if turn:  # the first turn allocates
                         times[number].append(elapsed)
-            for number, found in enumerate(times):
-                medians[number].append(statistics.median(found))
+            for number, milliseconds in enumerate(times):
+                medians[number].append(statistics.median(milliseconds))
     return medians
 
 
@@ -212,18 +214,18 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
     from make_models import ROOT
 
     here = sys.executable
-    checkpoint = ROOT / "models" / "checkpoints" / arguments.model
+    checkpoint = ROOT / "models" / "checkpoints" / MODEL
     source = folder / "plain.onnx"
-    run(here, str(ROOT / "scripts" / "make_models.py"), arguments.model)
+    run(here, str(ROOT / "scripts" / "make_models.py"), MODEL)
     run(here, "-c", EXPORT_WITH_TORCH, str(checkpoint), "dynamo", "sdpa", str(source))
     contenders = [Contender("onnxruntime, plain export", (here, "onnxruntime", str(source)), source)]
-    asked = [(precision, "", PRECISIONS[precision]) for precision in arguments.precisions]
+    jobs = [(precision, "", PRECISIONS[precision]) for precision in arguments.precisions]
     if arguments.provider:
-        asked += [
+        jobs += [
             (precision, arguments.provider, PRECISIONS.get(precision, ("--precision", precision)))
             for precision in ("fp32", "bf16", "int8")
         ]
-    for precision, provider, options in asked:
+    for precision, provider, options in jobs:
         name = f"{precision} on {provider.partition('?')[0]}" if provider else precision
         output = folder / f"{re.sub('[ :]', '-', name)}.onnx"
         there = ("--provider", provider) if provider else ()
@@ -253,7 +255,7 @@ def compare_conversions(source: Path, nncf: Path | None, data: Path | None, fold
 
     inputs = folder / "inputs.npz"
     feeds = make_calibration(source).feeds
-    arrays: Any = {f"{place}/{name}": array for place, one in enumerate(feeds) for name, array in one.items()}
+    arrays: Any = {f"{place}/{name}": array for place, case in enumerate(feeds) for name, array in case.items()}
     np.savez(inputs, **arrays)
     optimize = (sys.executable, "-m", "onnxtool", "optimize", "--model_path", str(source), "--precision", "int8")
     commands = {
@@ -265,22 +267,20 @@ def compare_conversions(source: Path, nncf: Path | None, data: Path | None, fold
         python = str(nncf / "bin" / "python")
         commands["NNCF"] = (python, __file__, "--quantize_onnx", str(source), str(inputs))
     print(f"int8 of {source.name}, calibrated on {OWN_TEXTS.name}; errors on other texts\n")
-    quality = "" if data is None else " nDCG@10 | difference, 95 % interval |"
-    print("| | wall s | CPU s | peak MB | MB | 1 - cosine at most | of 10 neighbours | Kendall's tau |" + quality)
-    print("|---|---:|---:|---:|---:|---:|---:|---:|" + "---:|" * quality.count(" |"))
+    columns = ["", "wall s", "CPU s", "peak MB", "MB", "1 - cosine at most", "of 10 neighbours", "Kendall's tau"]
+    print_head([*columns, *([] if data is None else ["nDCG@10", "difference, 95 % interval"])])
     for number, (name, command) in enumerate(commands.items()):
         output = folder / f"{number}.onnx"
-        figures = " | ".join(f"{figure:.1f}" for figure in measure((*command, str(output))))
+        figures = [f"{figure:.1f}" for figure in measure((*command, str(output)))]
         ranking = measure_ranking(source, output, ModelFile.open(source))
         if ranking is None or ranking.overlap is None:
             sys.exit(f"{source} has no vectors of texts, or no tokenizer")
-        errors = f"{ranking.error:.4f} | {ranking.overlap:.1%} | {ranking.kendall_tau:.3f}"
-        size = f"{output.stat().st_size / 1e6:.1f}"
-        quality = "" if data is None else f" {measure_quality(source, output, data, folder)} |"
-        print(f"| {name} | {figures} | {size} | {errors} |{quality}", flush=True)
+        errors = f"{ranking.error:.4f}", f"{ranking.overlap:.1%}", f"{ranking.kendall_tau:.3f}"
+        quality = () if data is None else measure_quality(source, output, data, folder)
+        print_row(name, *figures, f"{output.stat().st_size / 1e6:.1f}", *errors, *quality)
 
 
-def measure_quality(source: Path, output: Path, data: Path, folder: Path) -> str:
+def measure_quality(source: Path, output: Path, data: Path, folder: Path) -> tuple[str, str]:
     """Search a collection with both files; return the nDCG@10 of `output` and its difference from that of `source`."""
     from onnxtool import EvaluateOptions, evaluate_model
     from onnxtool.checkpoint.folder import find_checkpoint_folder
@@ -295,7 +295,7 @@ def measure_quality(source: Path, output: Path, data: Path, folder: Path) -> str
         raise AssertionError("asked to compare")
     difference = report.against.measures["nDCG@10"]
     interval = f"{difference.low:+.4f} to {difference.high:+.4f}"
-    return f"{report.measures['nDCG@10'].mean:.4f} | {difference.change:+.4f} ({interval})"
+    return f"{report.measures['nDCG@10'].mean:.4f}", f"{difference.change:+.4f} ({interval})"
 
 
 # The error is free: weights are random, and layers that it would keep are of no meaning for the time.
@@ -324,7 +324,6 @@ def parse_shape(text: str) -> tuple[int, int]:
 def main() -> int:
     """Race, and print the table as Markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", default="splade-bert-base", help="a recipe of models/recipes.json: a BERT")
     parser.add_argument("--openvino", type=Path, metavar="DIR", help="a virtual environment with openvino and nncf")
     parser.add_argument("--provider", default="", help="time files for this provider as well, such as openvino")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
@@ -343,10 +342,10 @@ def main() -> int:
         be_contender(int(threads), kind, rest)
         return 0
     if arguments.quantize:
-        quantize_with_nncf(*arguments.quantize)
+        quantize_for_openvino(*arguments.quantize)
         return 0
     if arguments.quantize_onnx:
-        quantize_onnx_with_nncf(*arguments.quantize_onnx)
+        quantize_onnx(*arguments.quantize_onnx)
         return 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -368,13 +367,12 @@ def print_table(
     answers: Path,
 ) -> None:
     """Print a row for each contender, beside the first."""
-    print("| contender | " + " | ".join(f"{batch}x{length} ms" for batch, length in shapes) + " | 1 - cosine | MB |")
-    print("|---|" + "---:|" * (len(shapes) + 2))
+    print_head(["contender", *(f"{batch}x{length} ms" for batch, length in shapes), "1 - cosine", "MB"])
     for number, contender in enumerate(contenders):
         cells = [f"{own:.1f} ({base / own:.2f}x)" for own, base in zip(medians[number], medians[0], strict=True)]
         error = distance(answers / "0.npy", answers / f"{number}.npy")
         size = "" if contender.file is None else f"{contender.file.stat().st_size / 1e6:.0f}"
-        print(f"| {contender.name} | " + " | ".join([*cells, f"{error:.1g}", size]) + " |")
+        print_row(contender.name, *cells, f"{error:.1g}", size)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from harness.machine import describe_machine
+from harness.pages import print_head, print_row
 from harness.workers import Worker, serve_steps, take_turns
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -190,8 +191,7 @@ def main() -> None:
         serve_steps(*make_step(CASES[name](vocabulary), way))
         return
     print(f"{describe_machine(threads)}; {arguments.blocks} blocks of {arguments.steps} steps, {vocabulary} words\n")
-    print("| case | way | wall ms | of eager | processor ms | of eager | GFLOP/s of the products |")
-    print("|---|---|---|---|---|---|---|")
+    print_head(["case", "way", "wall ms", "of eager", "processor ms", "of eager", "GFLOP/s of the products"])
     shared = [sys.executable, __file__, "--threads", str(threads), "--vocabulary", str(vocabulary), "--serve"]
     variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     for name in arguments.cases:
@@ -201,8 +201,7 @@ def main() -> None:
             wall, processor = (statistics.median(itertools.chain(*_times(worker, column))) for column in (0, 1))
             ratios = [_ratio(worker, workers[0], column) if worker is not workers[0] else "1" for column in (0, 1)]
             speed = f"{worker.greeting / wall / 1e6:.0f}" if worker.greeting else ""
-            cells = (name, worker.name, f"{wall:.1f}", ratios[0], f"{processor:.1f}", ratios[1], speed)
-            print(f"| {' | '.join(cells)} |", flush=True)
+            print_row(name, worker.name, f"{wall:.1f}", ratios[0], f"{processor:.1f}", ratios[1], speed)
     print(f"\nat the end: {describe_machine(threads)}")
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.machine import describe_machine
+from harness.pages import print_head, print_row
 from harness.processes import run
 from harness.workers import Worker, take_turns
 from make_models import trained_model
@@ -209,15 +210,15 @@ def report(workers: list[Worker]) -> None:
     """Print the table; the last worker makes the products alone, and its loss is their number of operations."""
     first, *_, products = workers
     print(f"{describe_machine(1)}\n")
-    print("| tool | step, ms | gradients, ms | optimizer, ms | onnxtool is x of it | peak memory, MB | last loss |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
+    columns = "tool | step, ms | gradients, ms | optimizer, ms | onnxtool is x of it | peak memory, MB | last loss"
+    print_head(columns.split(" | "))
     for worker in workers:
         cells = [f"{median_ms(worker):.1f}", f"{median_ms(worker, 0):.1f}", f"{median_ms(worker, 1):.1f}"]
         cells.append(f"{median_ms(first) / median_ms(worker):.2f}")
         # Peak of memory, above what the libraries take.
         cells += [f"{steps_of(worker)[-1][3] / 1e6:.0f}", f"{steps_of(worker)[-1][2]:.4f}"]
         shown = cells if worker is not products else [*cells[:2], "", cells[3], "", ""]
-        print(f"| {worker.name} | {' | '.join(shown)} |")
+        print_row(worker.name, *shown)
     gflop, eager = steps_of(products)[-1][2], next(worker for worker in workers if worker.name == EAGER)
     print(f"\nThe matmuls are {gflop:.1f} GFLOP, {1e3 * gflop / median_ms(products):.0f} GFLOP/s, and", end=" ")
     print(f"{median_ms(products) / median_ms(eager):.2f} of {EAGER}'s step: no float32 step takes less here.")

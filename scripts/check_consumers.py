@@ -22,8 +22,8 @@ from pathlib import Path
 
 from consumer_models import build_model
 from harness.machine import describe_machine
+from harness.pages import markdown_row, replace_rows
 from harness.pages import replace as replace_line
-from harness.pages import replace_rows
 
 from onnxtool import ExportOptions, OnnxtoolError, VerifyOptions, export_variants, verify_in_consumer
 from onnxtool.consumers import ConsumerReport
@@ -82,7 +82,7 @@ def main() -> int:
                 rows += _rows(run(name, model, precisions, work_dir), name, model)
             except OnnxtoolError as error:
                 rows.append((name, model, " ".join(str(error).split()), *[""] * 6, "NO"))
-    print("\n".join(f"| {' | '.join(row)} |" for row in (HEAD, *rows)))
+    print("\n".join(map(markdown_row, (HEAD, *rows))))
     if page is not None:
         written = replace_rows(page.read_text(encoding="utf-8"), HEAD, rows)
         written = replace_line(written, r"^Measured on .*$", f"Measured on {describe_machine()}.")
@@ -108,15 +108,25 @@ def _rows(report: ConsumerReport, target: str, model: str) -> Iterator[tuple[str
     """Yield a row for each file and role."""
     sourced = target != CHROMIUM and TARGETS[target].runner.startswith(str(SCRIPTS))
     title = f"{target} (reproduced)" if sourced else report.consumer.removeprefix("@huggingface/")
-    alone = [one for one in report.results if one.batch_size == 1]
-    for one, many in zip(alone, [one for one in report.results if one.batch_size > 1], strict=True):
-        path = Path(report.folder) / one.file
-        size = f"{path.stat().st_size / 1e6:.1f}" if one.file else ""
-        errors = ["none" if error is None else f"{error:.1e}" for error in (one.error, many.error)]
-        time = "" if one.ms_per_text is None else f"{one.ms_per_text:.1f}"
-        opened = " ".join(filter(None, (one.precision, one.role)))
-        held = "yes" if one.passed and many.passed else f"NO {one.reason or many.reason}"
-        yield title, model, path.name if one.file else "(default)", size, opened, time, *errors, f"{one.bound:g}", held
+    alone = [single for single in report.results if single.batch_size == 1]
+    for single, batched in zip(alone, [single for single in report.results if single.batch_size > 1], strict=True):
+        path = Path(report.folder) / single.file
+        size = f"{path.stat().st_size / 1e6:.1f}" if single.file else ""
+        errors = ["none" if error is None else f"{error:.1e}" for error in (single.error, batched.error)]
+        time = "" if single.ms_per_text is None else f"{single.ms_per_text:.1f}"
+        opened = " ".join(filter(None, (single.precision, single.role)))
+        held = "yes" if single.passed and batched.passed else f"NO {single.reason or batched.reason}"
+        yield (
+            title,
+            model,
+            path.name if single.file else "(default)",
+            size,
+            opened,
+            time,
+            *errors,
+            f"{single.bound:g}",
+            held,
+        )
 
 
 def _environment(target: str, work_dir: Path) -> tuple[str | None, Path]:

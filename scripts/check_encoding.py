@@ -27,6 +27,7 @@ import psutil  # type: ignore[import-untyped]  # comes with accelerate, without 
 from bench_infer import make_minilm
 from documentation_texts import documentation_texts
 from harness.machine import describe_machine
+from harness.pages import print_head, print_row
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -35,11 +36,12 @@ from tests.encoding.corpora import contents_of, write_lines
 SHARD = 50
 SPLIT = 20_000  # bytes
 COMMAND = (sys.executable, "-m", "onnxtool")
-_WORKER = "spawn_main"
-Files = dict[str, bytes]
+# What is killed: a word in the command line of its process.
+TARGETS = {"workers": "spawn_main", "drivers": "encode", "nodes": "raylet/raylet"}
+_COLUMNS = (*TARGETS, "jobs", "wrong", "half")
 
 
-def write(folder: Path, texts: list[str]) -> Path:
+def write_corpus(folder: Path, texts: list[str]) -> Path:
     """Write a collection, with a line that has no text and one that repeats an id."""
     rows = [{"id": f"d{place}", "contents": text} for place, text in enumerate(texts)]
     rows.insert(len(rows) // 2, {"id": "d3", "contents": "again"})
@@ -48,59 +50,59 @@ def write(folder: Path, texts: list[str]) -> Path:
     return path
 
 
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own."""
+    command = [*COMMAND, *arguments, "--quiet"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
 def run(*arguments: str) -> None:
     """Run a command to its end."""
     subprocess.run([*COMMAND, *arguments, "--quiet"], check=True, stdout=subprocess.DEVNULL)
 
 
-def what(model: Path, corpus: Path | str, output: Path | str) -> tuple[str, ...]:
-    """Return the arguments of a run, the same for all of its ways."""
-    options = ("--provider", "cpu", "--shard_size", str(SHARD), "--split_bytes", str(SPLIT))
-    return ("--model_path", str(model), "--input", str(corpus), "--output", f"{output}/", *options)
+def options_of(model: Path, corpus: Path, output: Path | str) -> tuple[str, ...]:
+    """Return the options that all runs share."""
+    shards = ("--provider", "cpu", "--shard_size", str(SHARD), "--split_bytes", str(SPLIT))
+    return ("--model_path", str(model), "--input", str(corpus), "--output", f"{output}/", *shards)
 
 
 def remove(output: Path) -> None:
-    """Remove a folder of vectors, and what lies beside it."""
+    """Remove a folder of vectors, and the files next to it that belong to it."""
     for path in (output, *output.parent.glob(f"{output.name}.*")):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def descendants(word: str, process: int) -> list[int]:
-    """Return the descendants of a process with a word in their command."""
+def processes_of(target: str, driver: int) -> list[int]:
+    """Return the processes of a driver that a target stands for."""
+    if target == "drivers":
+        return [driver]
     try:
-        found = psutil.Process(process).children(recursive=True)
-        return [one.pid for one in found if word in " ".join(one.cmdline())]
-    except psutil.NoSuchProcess:  # one of them has ended meanwhile
+        children = psutil.Process(driver).children(recursive=True)
+        return [child.pid for child in children if TARGETS[target] in " ".join(child.cmdline())]
+    except psutil.NoSuchProcess:  # a process has ended meanwhile
         return []
 
 
 def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine: str) -> dict[str, int]:
     """Run until all is encoded, killing something at a random moment; return how often each was killed."""
     chance = random.Random(0)  # noqa: S311  no secret
-    corpus = write(folder, texts)
+    corpus, whole, output = write_corpus(folder, texts), folder / "whole" / "vectors", folder / "vectors"
     counts = dict.fromkeys(_COLUMNS, 0)
-    whole = folder / "whole" / "vectors"
-    run("infer", *what(model, corpus, whole), "--force")
+    run("infer", *options_of(model, corpus, whole), "--force")
     expected = contents_of(whole)
-    output = folder / "vectors"
-    targets = ("workers", "drivers", *(("nodes",) if engine == "ray" else ()))
+    targets = list(TARGETS)[: 3 if engine == "ray" else 2]
     while sum(counts[name] for name in targets) < kills:
         counts["jobs"] += 1
         remove(output)
         for _ in range(100):
-            options = ("--engine", engine, "--processes", "2", "--quiet")
-            command = [*COMMAND, "encode", "run", *what(model, corpus, output), *options]
-            driver = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-            )
-            target = chance.choice(targets) if sum(counts[name] for name in targets) < kills else ""
-            if target:
-                word = {"workers": _WORKER, "drivers": "encode", "nodes": "raylet/raylet"}[target]
-                while engine == "ray" and driver.poll() is None and not descendants(_WORKER, driver.pid):
+            driver = start("encode", "run", *options_of(model, corpus, output), "--engine", engine, "--processes", "2")
+            if sum(counts[name] for name in targets) < kills:
+                target = chance.choice(targets)
+                while engine == "ray" and driver.poll() is None and not processes_of("workers", driver.pid):
                     time.sleep(0.05)  # Ray takes some seconds to start
                 time.sleep(chance.uniform(0.5, 4.0) if engine == "local" else chance.uniform(0, 3.0))
-                found = [driver.pid] if target == "drivers" else descendants(word, driver.pid)
-                for number in found[:1]:
+                for number in processes_of(target, driver.pid)[:1]:
                     if driver.poll() is None:
                         os.kill(number, signal.SIGKILL)
                         counts[target] += 1
@@ -111,10 +113,42 @@ def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine
     return counts
 
 
+def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int) -> dict[str, int]:
+    """Kill parts that write into a store, two at a time, until all is there; compare what is then in it."""
+    from tests.encoding.store_server import STORES, store_server
+
+    chance = random.Random(1)  # noqa: S311  no secret
+    counts = dict.fromkeys(_COLUMNS, 0)
+    with store_server(STORES[0]) as store:
+
+        def contents(folder: str) -> dict[str, bytes]:
+            return {key.removeprefix(folder): content for key, content in store.objects(folder).items()}
+
+        os.environ.update(store.kind.environment(store.address))
+        store.faults.error, store.faults.after, store.faults.dropped = 0.03, 0.02, 0.02
+        corpus = write_corpus(folder, texts)
+        run("infer", *options_of(model, corpus, f"{store.uri}/whole"), "--force")
+        expected = contents("whole")
+        part = ("encode", "part", *options_of(model, corpus, f"{store.uri}/vectors"))
+        while counts["workers"] < kills:
+            counts["jobs"] += 1
+            store.contents.delete(*store.objects("vectors"))
+            for _ in range(3):
+                parts = [start(*part), start(*part)]
+                time.sleep(chance.uniform(0.5, 3.0))
+                for process in parts:
+                    counts["workers"] += process.poll() is None
+                    process.kill()
+                    process.wait()
+            run(*part)
+            run("encode", "merge", "--output", f"{store.uri}/vectors", "--read_back")
+            counts["wrong"] += contents("vectors") != expected
+    return counts
+
+
 def check_kills(folder: Path, model: Path, texts: list[str], kills: int) -> int:
     """Print a table of killed runs, and return how many ended in other bytes."""
-    print("\n| killed | workers | drivers | nodes | jobs | other bytes | half files |")
-    print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
+    print_head(["killed", "workers", "drivers", "nodes", "jobs", "other bytes", "half files"])
     wrong = 0
     ways: dict[str, Callable[..., dict[str, int]]] = {
         "engine local, on a disk": partial(kill_runs, engine="local"),
@@ -122,46 +156,10 @@ def check_kills(folder: Path, model: Path, texts: list[str], kills: int) -> int:
         "parts, in a store that fails": kill_in_store,
     }
     for title, kill in ways.items():
-        found = kill(folder, model, texts, kills)
-        print(f"| {title} | {' | '.join(map(str, found.values()))} |", flush=True)
-        wrong += found["wrong"] + found["half"]
+        counts = kill(folder, model, texts, kills)
+        print_row(title, *counts.values())
+        wrong += counts["wrong"] + counts["half"]
     return wrong
-
-
-_COLUMNS = ("workers", "drivers", "nodes", "jobs", "wrong", "half")
-
-
-def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int) -> dict[str, int]:
-    """Kill parts that write into a store, two at a time, until all is there; compare what is then in it."""
-    chance = random.Random(1)  # noqa: S311  no secret
-    counts = dict.fromkeys(_COLUMNS, 0)
-    from tests.encoding.store_server import STORES, store_server
-
-    with store_server(STORES[0]) as store:
-
-        def without_names(folder: str) -> Files:
-            return {key.removeprefix(folder): content for key, content in store.objects(folder).items()}
-
-        os.environ.update(store.kind.environment(store.address))
-        store.faults.error, store.faults.after, store.faults.dropped = 0.03, 0.02, 0.02
-        corpus = write(folder, texts)
-        run("infer", *what(model, corpus, f"{store.uri}/whole"), "--force")
-        expected = without_names("whole")
-        while counts["workers"] < kills:
-            counts["jobs"] += 1
-            store.contents.delete(*store.objects("vectors"))
-            part = ("encode", "part", *what(model, corpus, f"{store.uri}/vectors"))
-            for _ in range(3):
-                both = [subprocess.Popen([*COMMAND, *part, "--quiet"], stdout=subprocess.DEVNULL) for _ in range(2)]
-                time.sleep(chance.uniform(0.5, 3.0))
-                for process in both:
-                    counts["workers"] += process.poll() is None
-                    process.kill()
-                    process.wait()
-            run(*part)
-            run("encode", "merge", "--output", f"{store.uri}/vectors", "--read_back")
-            counts["wrong"] += without_names("vectors") != expected
-    return counts
 
 
 def measure_overhead(folder: Path, model: Path, num_texts: int, rounds: int, counts: Sequence[int]) -> None:
@@ -170,19 +168,19 @@ def measure_overhead(folder: Path, model: Path, num_texts: int, rounds: int, cou
 
     from onnxtool.encoding import RunOptions, VectorOptions, encode_parts
 
-    corpus = write(folder, documentation_texts(num_texts))
+    corpus = write_corpus(folder, documentation_texts(num_texts))
     ray.init(include_dashboard=False, log_to_driver=False)
-    print("\n| workers | local texts/s | Ray texts/s | Ray / local, of the same round |\n|---:|---:|---:|---|")
+    print_head(["workers", "local texts/s", "Ray texts/s", "Ray / local, of the same round"])
     for workers in counts:
         rates = []
         for engine in rounds * ("local", "ray"):
             options = VectorOptions(provider="cpu", shard_size=SHARD, split_bytes=SPLIT)
             chosen = RunOptions(engine=engine, processes=workers, workers=2 // workers, force=True)
             rates.append(encode_parts(model, corpus, folder / "vectors", options, chosen).texts_per_s)
-        ratios = sorted(one / other for other, one in zip(rates[::2], rates[1::2], strict=True))
+        ratios = sorted(ray_rate / rate for rate, ray_rate in zip(rates[::2], rates[1::2], strict=True))
         local, cluster = statistics.median(rates[::2]), statistics.median(rates[1::2])
-        shown = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        print(f"| {workers} | {local:.0f} | {cluster:.0f} | {shown} |", flush=True)
+        ratio = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        print_row(workers, f"{local:.0f}", f"{cluster:.0f}", ratio)
     ray.shutdown()
 
 

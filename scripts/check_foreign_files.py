@@ -25,6 +25,7 @@ import onnxruntime as ort
 from foreign.files import FILES, ForeignFile, exporter_of
 from harness.isolation import Isolation
 from harness.machine import cpu_class
+from harness.pages import markdown_row, markdown_rule
 from numpy.typing import NDArray
 from survey.judging import distance
 from survey.questions import open_session
@@ -48,7 +49,7 @@ def check(file: ForeignFile, folder: Path, isolation: Isolation) -> dict[str, st
     for number, feeds in enumerate(file.make_feeds(path)):
         cases.append(str(work / f"case-{number}.npz"))
         np.savez(cases[-1], allow_pickle=False, **feeds)
-    told = [part for case in cases for part in ("--sample_inputs", case)] if file.is_told else []
+    samples = [part for case in cases for part in ("--sample_inputs", case)] if file.is_told else []
 
     def compare(result: Path, precision: str) -> str:
         """Return what is wrong with a result, or an empty text."""
@@ -60,12 +61,12 @@ def check(file: ForeignFile, folder: Path, isolation: Isolation) -> dict[str, st
     if wrong := compare(path, "fp32"):
         raise SystemExit(f"{file.name} on the inputs of the table: {wrong}")
     model = onnx.load(path, load_external_data=False)
-    opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default="")
-    row = {"file": f"{file.package}, {path.name}" + r"\*" * bool(told), "written by": exporter_of(file, model)}
+    opset = max((imported.version for imported in model.opset_import if imported.domain in ("", "ai.onnx")), default="")
+    row = {"file": f"{file.package}, {path.name}" + r"\*" * bool(samples), "written by": exporter_of(file, model)}
     verdict, text = run(folder, "stats", str(path), "--format", "json")
     nodes = str(json.loads(text)["num_nodes"]) if verdict == RIGHT else ""
     row |= {"opset": str(opset), "nodes": nodes, "stats": verdict}
-    options = ("--quiet", "--format", "json", "--model_path", str(path), *told)
+    options = ("--quiet", "--format", "json", "--model_path", str(path), *samples)
     row["benchmark"], _ = run(folder, "infer", "--benchmark", "--runs", "5", *options)
     for precision in PRECISIONS:
         output = work / f"{precision}.onnx"
@@ -104,18 +105,18 @@ def judge(source: str, result: str, *cases: str) -> dict[str, Any]:
         the input's own optimization levels; `cosine`, the smallest of an output; `equal`, the smallest share of equal
         elements of an output that is not of floats; `differs`, what cannot be compared at all, or an empty text.
     """
-    wanted, found = open_session(source), open_session(result)
-    others = [open_session(source, level) for level in _OTHER_LEVELS]
+    source_session, result_session = open_session(source), open_session(result)
+    other_sessions = [open_session(source, level) for level in _OTHER_LEVELS]
     figures: dict[str, Any] = {"error": 0.0, "noise": 0.0, "cosine": 1.0, "equal": 1.0, "differs": ""}
     for case in cases:
         with np.load(case) as held:
             feeds = dict(held)
-        reference = list(_tensors(wanted.run(None, feeds)))
-        for session in others:
+        reference = list(_tensors(source_session.run(None, feeds)))
+        for session in other_sessions:
             for array, other in zip(reference, _tensors(session.run(None, feeds)), strict=True):
                 if array.dtype.kind == "f" and (error := distance(other, array, _LEAST)[0]) < np.inf:
                     figures["noise"] = max(figures["noise"], error)
-        outputs = list(_tensors(found.run(None, feeds)))
+        outputs = list(_tensors(result_session.run(None, feeds)))
         if len(outputs) != len(reference):
             figures["differs"] = f"{len(outputs)} tensors, not {len(reference)}"
             continue
@@ -148,18 +149,18 @@ def verdict_of(figures: dict[str, Any], precision: str) -> str:
     """Return what is wrong with a result, or an empty text."""
     if figures["differs"]:
         return str(figures["differs"])
-    apart, others = ALLOWED.get(precision, (0.0, 0.0))
-    if 1 - figures["equal"] > others:
+    most_apart, most_others = ALLOWED.get(precision, (0.0, 0.0))
+    if 1 - figures["equal"] > most_others:
         return f"{1 - figures['equal']:.1%} of the integers of an output are others"
     near = figures["error"] <= max(1e-4, 2 * figures["noise"])
-    if (not near and 1 - figures["cosine"] > apart) or (precision == "fp32" and not near):
+    if (not near and 1 - figures["cosine"] > most_apart) or (precision == "fp32" and not near):
         return f"error {figures['error']:.1e}, 1 - cosine {1 - figures['cosine']:.1e}, noise {figures['noise']:.1e}"
     return ""
 
 
 def table(rows: Sequence[dict[str, str]]) -> tuple[str, str]:
     """Return the rows, and the reasons in them as a list with numbers, as Markdown."""
-    lines = [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
+    lines = [markdown_row(rows[0]), markdown_rule(len(rows[0]))]
     reasons: list[str] = []
     for row in rows:
         cells = []
@@ -168,7 +169,7 @@ def table(rows: Sequence[dict[str, str]]) -> tuple[str, str]:
             if reason and reason not in reasons:
                 reasons.append(reason)
             cells.append(f"{verdict} ({reasons.index(reason) + 1})" if reason else verdict)
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(markdown_row(cells))
     return "\n".join(lines), "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
 
 

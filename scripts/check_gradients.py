@@ -48,8 +48,8 @@ def widen(message: Any) -> None:
         array = np.array(helper.get_attribute_value(message), np.float64)
         message.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array)))
     for field, value in message.ListFields():
-        for one in (value if hasattr(value, "__len__") else [value]) if field.message_type is not None else ():
-            widen(one)
+        for part in (value if hasattr(value, "__len__") else [value]) if field.message_type is not None else ():
+            widen(part)
 
 
 def add_loss(graph: onnx.GraphProto, outputs: list[Any]) -> bool:
@@ -71,19 +71,19 @@ def add_loss(graph: onnx.GraphProto, outputs: list[Any]) -> bool:
 def judge(case: Any) -> tuple[str, str] | None:
     """Return the outcome of a case with its reason; None if it has no float inputs or outputs."""
     model = onnx.ModelProto.FromString(case.model.SerializeToString())
-    opsets, single = {one.domain: one.version for one in model.opset_import}, set[str]()
+    opsets, single = {imported.domain: imported.version for imported in model.opset_import}, set[str]()
     for node in [node for node in model.graph.node if not node.domain]:
         schema = onnx.defs.get_schema(node.op_type, opsets[""])
         pairs = [*zip(node.input, schema.inputs, strict=False), *zip(node.output, schema.outputs, strict=False)]
         single.update(name for name, declared in pairs if "tensor(double)" not in declared.types)
-    given, outputs = (
+    inputs, outputs = (
         [numpy_helper.to_array(x) if isinstance(x, TensorProto) else x for x in side] for side in case.data_sets[0]
     )
     types = {value.name: value.type.tensor_type for value in (*model.graph.input, *model.graph.output)}
-    kinds = {name: one.elem_type for name, one in types.items()}
-    feeds = dict(zip([value.name for value in model.graph.input], given, strict=True))
+    kinds = {name: kind.elem_type for name, kind in types.items()}
+    feeds = dict(zip([value.name for value in model.graph.input], inputs, strict=True))
     sources = [name for name in feeds if kinds[name] in _FLOATS and name not in single]
-    feeds = {name: np.asarray(one, np.float64) if name in sources else one for name, one in feeds.items()}
+    feeds = {name: np.asarray(array, np.float64) if name in sources else array for name, array in feeds.items()}
     widen(model)
     for name in single & set(types):
         types[name].elem_type = kinds[name]
@@ -92,13 +92,13 @@ def judge(case: Any) -> tuple[str, str] | None:
     differentiated = ir.from_proto(model)
     try:
         prepare(differentiated)
-        found = differentiate(differentiated, LOSS, sources)
-        copies = [ir.node("Identity", [one]) for one in found.values()]  # a graph lists an output once
-        for name, copy in zip(found, copies, strict=True):
+        gradients = differentiate(differentiated, LOSS, sources)
+        copies = [ir.node("Identity", [gradient]) for gradient in gradients.values()]  # a graph lists an output once
+        for name, copy in zip(gradients, copies, strict=True):
             copy.outputs[0].name, copy.outputs[0].dtype = name + "/gradient", ir.DataType.DOUBLE
         differentiated.graph.extend(copies)
         differentiated.graph.outputs[:] = [copy.outputs[0] for copy in copies]
-        return compare(model, ir.to_proto(differentiated), feeds, {name: name in found for name in sources})
+        return compare(model, ir.to_proto(differentiated), feeds, {name: name in gradients for name in sources})
     except OnnxtoolError as error:
         return "refused", str(error)
     except Exception as error:  # noqa: BLE001 - it is counted, and the rest goes on

@@ -84,12 +84,12 @@ def main() -> int:
             if name != "minilm":
                 make_model(name, checkpoints)
         # One after the other in the same folder: the paths in reports and files are the same then.
-        found = []
+        files = []
         for checkout in (arguments.before, ROOT):
             folder = Path(work, "files")
-            found.append(_run(checkout.resolve(), checkpoints, folder, arguments.models))
-            folder.rename(Path(work, f"files-{len(found)}"))
-    before, after = found
+            files.append(_run(checkout.resolve(), checkpoints, folder, arguments.models))
+            folder.rename(Path(work, f"files-{len(files)}"))
+    before, after = files
     different = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     for name in different:
         state = "differs" if name in before and name in after else "new" if name in after else "missing"

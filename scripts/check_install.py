@@ -15,6 +15,7 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.pages import print_row
 from make_models import ROOT, make_model
 
 from onnxtool.version import DISTRIBUTION
@@ -77,8 +78,8 @@ def main() -> int:
         small.run("export", "tiny-splade", "--force", code=1, says=f"pip install '{DISTRIBUTION}[export]'")
         twine = Environment(folder / "twine", ["twine"])
         subprocess.run([twine.scripts / "twine", "check", "--strict", *packages], check=True)
-    for what, environment in ((DISTRIBUTION, small), (f"{DISTRIBUTION}[export]", full)):
-        print(f"| `pip install '{what}'` | {environment.size_bytes / 1e6:.0f} MB |")
+    for requirement, environment in ((DISTRIBUTION, small), (f"{DISTRIBUTION}[export]", full)):
+        print_row(f"`pip install '{requirement}'`", f"{environment.size_bytes / 1e6:.0f} MB")
     return 0
 
 

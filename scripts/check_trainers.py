@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import transformers
 from datasets import Dataset
+from harness.pages import print_head, print_row
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -218,12 +219,12 @@ def check(name: str, sizes: Sizes, steps: int) -> bool:
     difference, own = (largest_difference(losses_of(trainer), losses_of(eager)) for trainer in (ours, other))
     explained, milliseconds = ours.explain(), 1e3 * statistics.median(theirs)
     where = "onnxruntime" if explained.steps is None or explained.steps.in_onnxruntime else "PyTorch"
-    figures = f"{difference:.2g} | {own:.2g} | {len(explained.graphs)} | {milliseconds:.0f}"
+    figures = f"{difference:.2g}", f"{own:.2g}", len(explained.graphs), f"{milliseconds:.0f}"
     low, high = interval_of_median(ratios)
     rows = ours.model_with_loss.unpadding
     share = rows.num_kept_rows / rows.num_rows if rows.num_rows else 1.0
     ratio = f"{statistics.median(ratios):.2f} [{low:.2f}, {high:.2f}]"
-    print(f"| {name} | {sizes.dropout:g} | {figures} | {ratio} | {share:.2f} | {where} |", flush=True)
+    print_row(name, f"{sizes.dropout:g}", *figures, ratio, f"{share:.2f}", where)
     return difference <= max(TOLERANCE, own) and bool(ours.ort_backend.execution_count)
 
 
@@ -235,18 +236,18 @@ def main() -> int:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--dropout", type=float, nargs="+", default=(0.0, 0.1))
-    given = parser.parse_args()
-    if unknown := set(given.cases) - set(CASES):
+    options = parser.parse_args()
+    if unknown := set(options.cases) - set(CASES):
         parser.error(f"unknown cases {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    if given.steps <= MEASURED:
-        parser.error(f"--steps is {given.steps}; times are of the steps after the first {MEASURED}")
+    if options.steps <= MEASURED:
+        parser.error(f"--steps is {options.steps}; times are of the steps after the first {MEASURED}")
     warnings.simplefilter("ignore")
-    print(
-        "| trainer and loss | dropout | difference | PyTorch's own | graphs | PyTorch's step, ms | ratio | rows | in |"
+    columns = (
+        "trainer and loss | dropout | difference | PyTorch's own | graphs | PyTorch's step, ms | ratio | rows | in"
     )
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---|", flush=True)
-    sizes = [Sizes(given.hidden, given.layers, dropout) for dropout in given.dropout]
-    passed = [check(name, size, given.steps) for name in given.cases or CASES for size in sizes]
+    print_head(columns.split(" | "))
+    sizes = [Sizes(options.hidden, options.layers, dropout) for dropout in options.dropout]
+    passed = [check(name, size, options.steps) for name in options.cases or CASES for size in sizes]
     return int(not all(passed))
 
 

@@ -14,16 +14,8 @@ _WIDTH = 32
 _SHAPE: dict[str, Any] = {"max_position_embeddings": 512, "initializer_range": 0.3}
 _BERT = {"hidden_size": _WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, **_SHAPE}
 _DISTIL = {"dim": _WIDTH, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, **_SHAPE}
-_MODERN = {
-    **{key: value for key, value in _BERT.items() if key != "initializer_range"},
-    "initializer_range": 0.3,
-    "vocab_size": 30522,
-    "pad_token_id": 0,
-    "bos_token_id": 101,
-    "eos_token_id": 102,
-    "cls_token_id": 101,
-    "sep_token_id": 102,
-}
+_MODERN = {**_BERT, "vocab_size": 30522, "pad_token_id": 0}
+_MODERN |= {"bos_token_id": 101, "eos_token_id": 102, "cls_token_id": 101, "sep_token_id": 102}
 _DEBERTA = {**_BERT, "vocab_size": 30522, "relative_attention": True, "position_biased_input": False}
 _DEBERTA |= {"pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0}
 # Which share of a vocabulary a text of a trained SPLADE has, about.

@@ -44,9 +44,9 @@ def walk(arguments: list[str]) -> Counter[tuple[str, str]]:
     from onnxtool.cli import run_arguments
 
     root = Path(onnxtool.__file__).parent
-    for found in pkgutil.walk_packages([str(root)], "onnxtool."):  # now: what an import calls is no step of the walk
-        if not found.name.endswith("__main__"):
-            importlib.import_module(found.name)
+    for package in pkgutil.walk_packages([str(root)], "onnxtool."):  # now: what an import calls is no step of the walk
+        if not package.name.endswith("__main__"):
+            importlib.import_module(package.name)
     calls: Counter[tuple[str, str]] = Counter()
 
     def record(frame: FrameType, event: str, _argument: object) -> None:
@@ -97,10 +97,10 @@ def main() -> int:
             if done.returncode:
                 print(done.stderr, file=sys.stderr)
                 return done.returncode
-            found = [int(figure) for figure in done.stderr.splitlines()[-1].split()]
-            cells = [f"{figure} ({bar})" for figure, bar in zip(found, bars, strict=True)]
+            figures = [int(figure) for figure in done.stderr.splitlines()[-1].split()]
+            cells = [f"{figure} ({bar})" for figure, bar in zip(figures, bars, strict=True)]
             print(f"{' '.join(words)[:70]:<70} {cells[0]:>12} {cells[1]:>8} {cells[2]:>8}")
-            above += any(figure > bar for figure, bar in zip(found, bars, strict=True))
+            above += any(figure > bar for figure, bar in zip(figures, bars, strict=True))
     return int(above > 0)
 
 

@@ -74,7 +74,7 @@ def main() -> int:
 def _verdicts(result: dict[str, Any]) -> list[str]:
     """Return the verdicts on the export and on each optimized file, as far as there are any."""
     tried = [result.get("onnxtool"), *result.get("optimized", {}).values()]
-    return [one["verdict"] for one in tried if one]
+    return [judged["verdict"] for judged in tried if judged]
 
 
 if __name__ == "__main__":

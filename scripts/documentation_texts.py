@@ -49,8 +49,8 @@ class Documented(NamedTuple):
 
 def documentation_texts(count: int) -> list[str]:
     """Return `count` different texts, evenly picked: paragraphs, and of long ones the sentences as well."""
-    found = list(dict.fromkeys(text for text in _texts() if len(text.split()) >= _FEWEST_WORDS))
-    return [found[place * len(found) // count] for place in range(min(count, len(found)))]
+    texts = list(dict.fromkeys(text for text in _texts() if len(text.split()) >= _FEWEST_WORDS))
+    return [texts[place * len(texts) // count] for place in range(min(count, len(texts)))]
 
 
 def write_corpus(path: Path, texts: list[str]) -> Path:
@@ -66,8 +66,8 @@ def documented_objects() -> Iterator[Documented]:
     A single paragraph is a text without a summary.
     """
     for name, text in _docstrings():
-        summary, _, rest = (" ".join(part.split()) for part in re.sub(r"\n\s*\n", "\0", text, count=1).partition("\0"))
-        yield Documented(f"py:{name}", summary, rest) if rest else Documented(f"py:{name}", "", summary)
+        summary, _, body = (" ".join(part.split()) for part in re.sub(r"\n\s*\n", "\0", text, count=1).partition("\0"))
+        yield Documented(f"py:{name}", summary, body) if body else Documented(f"py:{name}", "", summary)
 
 
 def manual_pages(folder: Path, most_of_a_program: int) -> Iterator[Documented]:

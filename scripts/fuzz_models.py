@@ -28,6 +28,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import onnx
+from harness.pages import print_head, print_row
 from zoo.checkpoint import make_checkpoint
 from zoo.tasks import find_task
 
@@ -78,14 +79,14 @@ def make_seeds(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.onnx"))
 
 
-def try_case(kind: str, number: int, seeds: list[Path], given: argparse.Namespace) -> list[tuple[str, Ended]]:
+def try_case(kind: str, number: int, seeds: list[Path], options: argparse.Namespace) -> list[tuple[str, Ended]]:
     """Make a case, run its commands, and keep it, and tell, where one of them ends as none may."""
-    choices = random.Random(f"{given.seed} {kind} {number}")  # noqa: S311  a case, not a secret
-    with tempfile.TemporaryDirectory(prefix="case-", dir=given.work_dir) as name:
+    choices = random.Random(f"{options.seed} {kind} {number}")  # noqa: S311  a case, not a secret
+    with tempfile.TemporaryDirectory(prefix="case-", dir=options.work_dir) as name:
         folder = Path(name, "case")
         folder.mkdir()
         results = list(_try(kind, choices, folder, seeds))
-        kept = given.work_dir / "faults" / f"{kind}-{number}"
+        kept = options.work_dir / "faults" / f"{kind}-{number}"
         if any(ended.fault for _, _, ended in results):
             kept.parent.mkdir(parents=True, exist_ok=True)
             folder.rename(kept)
@@ -130,16 +131,15 @@ def _try(kind: str, choices: random.Random, folder: Path, seeds: list[Path]) -> 
 def print_table(tried: Sequence[tuple[str, Ended]]) -> None:
     """Print a row for each command, as Markdown."""
     by_command: dict[str, list[Ended]] = defaultdict(list)
-    for command, one in tried:
-        by_command[command].append(one)
-    print("| command | cases | exit code 0 | 1 | 2 | other, tracebacks, no limit | median s | longest s |")
-    print("|---|---|---|---|---|---|---|---|")
-    for command, ended in by_command.items():
-        codes = Counter(one.code for one in ended if not one.fault)
-        seconds = [one.seconds for one in ended]
-        faulty = sum(bool(one.fault) for one in ended)
-        figures = f"{codes[0]} | {codes[1]} | {codes[2]} | {faulty} | {statistics.median(seconds):.2f}"
-        print(f"| `{command}` | {len(ended)} | {figures} | {max(seconds):.1f} |")
+    for command, ended in tried:
+        by_command[command].append(ended)
+    columns = "command | cases | exit code 0 | 1 | 2 | other, tracebacks, no limit | median s | longest s"
+    print_head(columns.split(" | "))
+    for command, runs in by_command.items():
+        codes = Counter(None if ended.fault else ended.code for ended in runs)
+        seconds = [ended.seconds for ended in runs]
+        times = f"{statistics.median(seconds):.2f}", f"{max(seconds):.1f}"
+        print_row(f"`{command}`", len(runs), *(codes[code] for code in (0, 1, 2, None)), *times)
 
 
 def main() -> int:
@@ -151,19 +151,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--work_dir", type=Path, default=ROOT / "models" / "fuzz")
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ |= VARIABLES
-    seeds = make_seeds(given.work_dir / "seeds")
-    shutil.rmtree(given.work_dir / "faults", ignore_errors=True)
-    counts = {kind: _COUNTS[kind] if given.count is None else given.count for kind in given.kinds}
+    seeds = make_seeds(options.work_dir / "seeds")
+    shutil.rmtree(options.work_dir / "faults", ignore_errors=True)
+    counts = {kind: _COUNTS[kind] if options.count is None else options.count for kind in options.kinds}
     cases = [
-        (kind, number) for kind, count in counts.items() for number in range(count) if given.only in (None, number)
+        (kind, number) for kind, count in counts.items() for number in range(count) if options.only in (None, number)
     ]
     tried: list[tuple[str, Ended]] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    pool = ThreadPoolExecutor(given.jobs)
+    pool = ThreadPoolExecutor(options.jobs)
     try:
-        running = [pool.submit(partial(try_case, *case, seeds, given)) for case in cases]
+        running = [pool.submit(partial(try_case, *case, seeds, options)) for case in cases]
         for done, future in enumerate(as_completed(running), 1):
             tried += future.result()
             if done % 200 == 0:

@@ -241,8 +241,8 @@ def make_chain(numbers: random.Random) -> Chain:
         try:
             added = [_leaf(kind, tuple(value.shape), numbers) for kind in kinds.split()]
             step = Step(name, function, numbers.randrange(6), tuple(range(len(leaves), len(leaves) + len(added))))
-            made = [leaf.made(BATCH, place, dtype) for place, leaf in enumerate((*leaves, *added))]
-            result = step(value, made)
+            tensors = [leaf.made(BATCH, place, dtype) for place, leaf in enumerate((*leaves, *added))]
+            result = step(value, tensors)
         except (RuntimeError, IndexError, ValueError, TypeError, ArithmeticError):
             continue  # not for this shape
         if result.numel() > _MOST_ELEMENTS or (len(steps) < length and not result.numel()):
@@ -314,7 +314,7 @@ def _compare(chain: Chain, backend: Any) -> tuple[str, str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             ours = run(chain, compiled, batch, chain.dtype)
-        if rewrites := [str(one.message) for one in caught if "graph rewrite" in str(one.message)]:
+        if rewrites := [str(warning.message) for warning in caught if "graph rewrite" in str(warning.message)]:
             return "raw", rewrites[0]
         if isinstance(ours, Exception) or isinstance(theirs, Exception):
             if type(ours) is type(theirs):
@@ -345,9 +345,9 @@ def _difference(chain: Chain, batch: int, ours: list[Any], theirs: list[Any]) ->
             return f"result {place} is {our.dtype} {tuple(our.shape)} for {their.dtype} {tuple(their.shape)}"
         if not exact:
             unit = torch.finfo(chain.dtype).eps
-            found = [run(chain, chain.function(), batch, torch.float64, nudge) for nudge in (0, unit, unit, unit)]
-            exact = [one for one in found if isinstance(one, list)]
-        if not _is_within(our, their, [one[place] for one in exact], rounding):
+            outcomes = [run(chain, chain.function(), batch, torch.float64, nudge) for nudge in (0, unit, unit, unit)]
+            exact = [outcome for outcome in outcomes if isinstance(outcome, list)]
+        if not _is_within(our, their, [outcome[place] for outcome in exact], rounding):
             return f"result {place}: {our.flatten()[:6].tolist()} for {their.flatten()[:6].tolist()}"
     return ""
 
@@ -359,11 +359,11 @@ def _is_within(our: torch.Tensor, their: torch.Tensor, exact: list[torch.Tensor]
     finite = their.isfinite()
     if not torch.equal(our[~finite].nan_to_num(), their[~finite].nan_to_num()) or not our[finite].isfinite().all():
         return False
-    our, their, *exact = (one.double()[finite] for one in (our, their, *exact))
+    our, their, *exact = (tensor.double()[finite] for tensor in (our, their, *exact))
     if not our.numel():
         return True
     truth = exact[0] if exact else their
-    measure = max(float((one - truth).abs().max()) for one in (their, *exact))
+    measure = max(float((tensor - truth).abs().max()) for tensor in (their, *exact))
     allowed = rounding * max(1.0, float(their.abs().max())) + _MOST_TIMES * measure
     return bool((our - truth).abs().max() <= allowed)
 

@@ -52,7 +52,7 @@ def measure_networks() -> list[tuple[str, str, str, str]]:
     for name in networks.NETWORKS:
         network = networks.make_network(name)
         errors = networks.measure(network, networks.exported(network)).values()
-        ours, theirs = max(one.ours for one in errors), max(one.theirs for one in errors)
+        ours, theirs = max(error.ours for error in errors), max(error.theirs for error in errors)
         rows.append((name, str(len(errors)), _rounded_up(ours), _rounded_up(theirs)))
         print(*rows[-1], flush=True)
     return rows
@@ -70,7 +70,7 @@ def _row(domain: str, op_type: str, error: str) -> tuple[str, ...]:
 def _first_opset(domain: str, op_type: str) -> str:
     if domain:
         return "1"
-    versions = [one.since_version for one in onnx.defs.get_all_schemas_with_history() if one.name == op_type]
+    versions = [schema.since_version for schema in onnx.defs.get_all_schemas_with_history() if schema.name == op_type]
     return str(max(_LOWEST_OPSET, min(versions, default=_LOWEST_OPSET)))
 
 
@@ -79,10 +79,10 @@ def _names(domain: str, op_type: str) -> list[str]:
     places = sorted(
         {place for case in CASES if (case.domain, case.op_type) == (domain, op_type) for place in case.wanted}
     )
-    schemas = [one for one in get_all_operator_schema() if (one.name, one.domain) == (op_type, domain)]
+    schemas = [schema for schema in get_all_operator_schema() if (schema.name, schema.domain) == (op_type, domain)]
     if not schemas:
         return [f"input {place}" for place in places]
-    inputs = [one.name for one in max(schemas, key=lambda one: one.since_version).inputs]
+    inputs = [schema.name for schema in max(schemas, key=lambda schema: schema.since_version).inputs]
     return list(dict.fromkeys(inputs[min(place, len(inputs) - 1)] for place in places))
 
 
@@ -95,8 +95,8 @@ def measure() -> dict[tuple[str, str], str]:
         for dynamic in (False, True)[: 1 if case.fixed else 2]:
             forward = gradients.forward_model(case, np.float32, dynamic=dynamic)
             model, places = gradients.gradient_model(forward, case.wanted)
-            _, *found = run(model, gradients.feeds(case, model, np.float32))
-            for place, gradient in zip(places, found, strict=True):
+            _, *actual = run(model, gradients.feeds(case, model, np.float32))
+            for place, gradient in zip(places, actual, strict=True):
                 scale = max(1.0, float(np.abs(expected[place]).max(initial=0.0)))
                 error = float(np.abs(gradient - expected[place]).max(initial=0.0)) / scale
                 key = (case.domain, case.op_type)

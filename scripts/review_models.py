@@ -63,19 +63,19 @@ def git(*words: str) -> bytes:
 def changes(base: str, patterns: Sequence[str]) -> list[Change]:
     """Return the models that differ from the base, also if only their external data does."""
     words = os.fsdecode(git("diff", "--name-status", "--find-renames", "-z", base, "--", *patterns)).split("\0")
-    found = []
+    models = []
     while len(words) > 1:
         kind, first = words.pop(0), words.pop(0)
         second = words.pop(0) if kind[0] in "RC" else first
         # A moved file whose bytes are the same has a likeness of 100 percent.
         word = "moved and changed" if kind[0] == "R" and kind != "R100" else WORDS.get(kind[0], "added")
         is_new = kind[0] in "AC"
-        found.append(Change(word, None if is_new else first, None if kind[0] == "D" else second))
-    known = {change.new for change in found}
+        models.append(Change(word, None if is_new else first, None if kind[0] == "D" else second))
+    known = {change.new for change in models}
     files = {*os.fsdecode(git("diff", "--name-only", "-z", base)).split("\0")}
-    others = {*os.fsdecode(git("ls-files", "-z", "--", *patterns)).split("\0")} - known - {""}
-    found += [Change("changed", name, name) for name in others if not files.isdisjoint(data_of(Path(name)))]
-    return sorted(found, key=lambda change: change.new or change.old or "")
+    unchanged = {*os.fsdecode(git("ls-files", "-z", "--", *patterns)).split("\0")} - known - {""}
+    models += [Change("changed", name, name) for name in unchanged if not files.isdisjoint(data_of(Path(name)))]
+    return sorted(models, key=lambda change: change.new or change.old or "")
 
 
 def data_of(path: Path) -> list[str]:
@@ -144,25 +144,25 @@ def onnxtool(*words: str) -> tuple[int, str, str]:
 
 def compose(reviews: Sequence[Review]) -> str:
     """Put all models into one comment: first a row of each, then the figures, then details, as far as they fit."""
-    rows = [one.row for one in reviews[:MOST_ROWS]]
+    rows = [review.row for review in reviews[:MOST_ROWS]]
     if more := len(reviews) - len(rows):
         rows.append(f"| and {more} more | | |")
     head = "\n".join([MARKER, "", "| model | which is | gates |", "|---|---|---|", *rows, "", ""])
     left = MOST_CHARACTERS - len(head) - 200
     parts: list[list[str]] = []
-    for one in filter(lambda one: one.text, reviews):
-        top, _, rest = one.text.partition(FOLDED)
+    for review in filter(lambda review: review.text, reviews):
+        top, _, details = review.text.partition(FOLDED)
         if len(top) + 2 > left:
             break
         left -= len(top) + 2
-        parts.append([top, rest])
+        parts.append([top, details])
     body = []
-    for top, rest in parts:
-        fits = bool(rest) and len(FOLDED) + len(rest) <= left
-        left -= len(FOLDED) + len(rest) if fits else 0
-        body.append(top + (f"{FOLDED}{rest}" if fits else ""))
-    num_texts = sum(bool(one.text) for one in reviews)
-    cut = num_texts - len(parts) or sum(bool(rest) for _, rest in parts) - sum(FOLDED in text for text in body)
+    for top, details in parts:
+        fits = bool(details) and len(FOLDED) + len(details) <= left
+        left -= len(FOLDED) + len(details) if fits else 0
+        body.append(top + (f"{FOLDED}{details}" if fits else ""))
+    num_texts = sum(bool(review.text) for review in reviews)
+    cut = num_texts - len(parts) or sum(bool(details) for _, details in parts) - sum(FOLDED in text for text in body)
     note = (
         f"\n\nDetails of {cut} models are left out for their length; the artifact of this run has them.\n"
         if cut
@@ -175,9 +175,9 @@ def post(text: str, number: str, *, is_new: bool) -> None:
     """Update the comment of an earlier run, or write one if `is_new`; a token that may not is said, and no error."""
     place = f"/repos/{os.environ['GITHUB_REPOSITORY']}/issues"
     try:
-        found = next((one["id"] for one in comments(f"{place}/{number}/comments")), None)
-        if found is not None:
-            call("PATCH", f"{place}/comments/{found}", {"body": text})
+        comment = next((answer["id"] for answer in comments(f"{place}/{number}/comments")), None)
+        if comment is not None:
+            call("PATCH", f"{place}/comments/{comment}", {"body": text})
         elif is_new:
             call("POST", f"{place}/{number}/comments", {"body": text})
     except urllib.error.HTTPError as error:
@@ -189,8 +189,10 @@ def post(text: str, number: str, *, is_new: bool) -> None:
 def comments(place: str) -> Iterator[dict[str, Any]]:
     """Yield our comments of a pull request."""
     page = 1
-    while found := call("GET", f"{place}?per_page=100&page={page}"):
-        yield from (one for one in found if one["body"].startswith(MARKER) and one["user"]["login"] == AUTHOR)
+    while listed := call("GET", f"{place}?per_page=100&page={page}"):
+        yield from (
+            comment for comment in listed if comment["body"].startswith(MARKER) and comment["user"]["login"] == AUTHOR
+        )
         page += 1
 
 
@@ -218,7 +220,7 @@ def main() -> int:
             file.write(text)
     if variables.get("REVIEW_COMMENT") == "true" and variables.get("REVIEW_NUMBER"):
         post(text, variables["REVIEW_NUMBER"], is_new=bool(reviews))
-    return max((one.code for one in reviews), default=0)
+    return max((result.code for result in reviews), default=0)
 
 
 if __name__ == "__main__":

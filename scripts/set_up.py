@@ -102,17 +102,17 @@ def write(folder: Path, name: str, entries: Mapping[str, str]) -> list[str]:
 def translated(python: str) -> dict[str, str]:
     """Return pip's settings as variables of uv."""
     listed = subprocess.run([python, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True).stdout
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for section in ("global", "install", ":env:"):  # a later one overrides an earlier one
         for line in listed.splitlines():
             key, _, value = line.partition("=")
             name = key.removeprefix(f"{section}.")
             if name in SETTINGS:
                 words = str(ast.literal_eval(value)).split()
-                found[SETTINGS[name]] = ("," if name == "find-links" else " ").join(words)
+                variables[SETTINGS[name]] = ("," if name == "find-links" else " ").join(words)
             elif name == "client-cert":
                 print(f"pip's setting {name} is not known to uv, which installs the packages: set SSL_CLIENT_CERT")
-    return found
+    return variables
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def sbom_text(folder: Path) -> str:
         key = (name, *sorted(requirement.extras))
         if key not in seen:
             seen.add(key)
-            bom.register_dependency(component, [add(one) for one in _needed(installed, requirement.extras)])
+            bom.register_dependency(component, [add(needed) for needed in _needed(installed, requirement.extras)])
         return component
 
     product = add(Requirement(f"{DISTRIBUTION}[export]"))
@@ -68,7 +68,7 @@ def sbom_text(folder: Path) -> str:
         for name, digest in packages.items()
     )
     bom.metadata.component = product
-    bom.components.update(one for one in components.values() if one is not product)
+    bom.components.update(component for component in components.values() if component is not product)
     pins = read_pins(ROOT / "requirements.txt")
     for name, component in components.items():
         # A local part names the build, as that of torch for processors alone.

@@ -26,7 +26,7 @@ def open_model(job: dict[str, Any], file: str) -> Model | None:
     (vocabulary,) = Path(job["folder"]).glob("*-vocab.txt")
     tokenizer = BertWordPieceTokenizer(str(vocabulary), lowercase=True)
     tokenizer.enable_truncation(MAX_SEQ_LEN)
-    one, many = (_session(job, kind) for kind in ("optimized", "batched"))
+    single, batched = (_session(job, kind) for kind in ("optimized", "batched"))
 
     def run(texts: Sequence[str], size: int, _role: str) -> list[Row]:
         rows: list[Row] = []
@@ -39,9 +39,9 @@ def open_model(job: dict[str, Any], file: str) -> Model | None:
             types, attended = np.zeros_like(padded), mask.astype(np.int64)
             feeds = {"input_ids": padded, "token_type_ids": types, "attention_mask": attended}
             if size == 1:
-                rows.append(_pairs(*one.run(["output_idx", "output_weights"], feeds)))
+                rows.append(_pairs(*single.run(["output_idx", "output_weights"], feeds)))
             else:
-                texts_of, terms, weights = many.run(["output_text", "output_idx", "output_weights"], feeds)
+                texts_of, terms, weights = batched.run(["output_text", "output_idx", "output_weights"], feeds)
                 rows += [_pairs(terms[texts_of == place], weights[texts_of == place]) for place in range(len(part))]
         return rows
 

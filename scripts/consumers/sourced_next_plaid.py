@@ -40,13 +40,13 @@ def encode(folder: Path, texts: Sequence[str], role: str, name: str = "model.onn
     config = {**DEFAULTS, **json.loads((folder / "onnx_config.json").read_text(encoding="utf-8"))}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     for key, (usual, *tokens) in REPLACED.items():
-        known = [one for token in tokens if (one := tokenizer.token_to_id(token)) is not None]
+        known = [number for token in tokens if (number := tokenizer.token_to_id(token)) is not None]
         config[key] = known[0] if config[key] == usual and known else config[key]
     session = onnxruntime.InferenceSession(str(folder / name), providers=["CPUExecutionProvider"])
-    found: list[NDArray[np.float32]] = []
+    vectors: list[NDArray[np.float32]] = []
     for start in range(0, len(texts), BATCH):
-        found += _encode_batch(session, tokenizer, config, texts[start : start + BATCH], role)
-    return found
+        vectors += _encode_batch(session, tokenizer, config, texts[start : start + BATCH], role)
+    return vectors
 
 
 def _encode_batch(

@@ -27,8 +27,8 @@ def open_model(job: dict[str, Any], file: str) -> Model | None:
     shapes = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
     output, (name,) = metadata["embeddingOutput"], metadata["input"]
     assert set(shapes) == {name, output}  # noqa: S101  ORA-54408
-    fixed = {one: [size for size in shape if isinstance(size, int)] for one, shape in shapes.items()}
-    assert all(len(shapes[one]) - len(sizes) <= 1 for one, sizes in fixed.items())  # noqa: S101  ORA-54426
+    fixed = {value: [size for size in shape if isinstance(size, int)] for value, shape in shapes.items()}
+    assert all(len(shapes[value]) - len(sizes) <= 1 for value, sizes in fixed.items())  # noqa: S101  ORA-54426
     assert len(fixed[output]) == 1  # noqa: S101  ORA-54423
     return lambda texts, _size, _role: [
         session.run([output], {name: np.array([text], dtype=object)})[0][0].tolist() for text in texts

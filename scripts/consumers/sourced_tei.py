@@ -34,19 +34,20 @@ def open_model(job: dict[str, Any], file: str) -> Model | None:
     tokenizer.no_padding()
     tokenizer.enable_truncation(_longest(folder, config))
     session = InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
-    inputs, outputs = ([value.name for value in one] for one in (session.get_inputs(), session.get_outputs()))
+    inputs, outputs = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
     padding = {"input_ids": config.get("pad_token_id") or 0, "attention_mask": 0, "token_type_ids": 0}
 
     def batch(texts: Sequence[str]) -> list[Row]:
         encodings = tokenizer.encode_batch(texts)
         rows = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
         feeds = {
-            name: _pad([getattr(one, rows[name]) for one in encodings], padding[name], left=left) for name in inputs
+            name: _pad([getattr(encoding, rows[name]) for encoding in encodings], padding[name], left=left)
+            for name in inputs
         }
-        found = dict(zip(outputs, session.run(None, feeds), strict=True))
-        vectors = found.get("sentence_embedding")
+        tensors = dict(zip(outputs, session.run(None, feeds), strict=True))
+        vectors = tensors.get("sentence_embedding")
         if vectors is None:
-            vectors = _pool(found["last_hidden_state"], feeds["attention_mask"], pooling)
+            vectors = _pool(tensors["last_hidden_state"], feeds["attention_mask"], pooling)
         scaled: list[Row] = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).tolist()
         return scaled
 

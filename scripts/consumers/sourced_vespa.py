@@ -28,14 +28,18 @@ def open_model(job: dict[str, Any], file: str) -> Model:
     is_sparse = job["kind"] == "sparse encoders"
 
     def answer(text: str) -> Row:
-        read = tokenizer.encode(text)
-        offered = {"input_ids": read.ids, "attention_mask": read.attention_mask, "token_type_ids": read.type_ids}
+        encoding = tokenizer.encode(text)
+        offered = {
+            "input_ids": encoding.ids,
+            "attention_mask": encoding.attention_mask,
+            "token_type_ids": encoding.type_ids,
+        }
         # SpladeEmbedder feeds all three; HuggingFaceEmbedder as many as the graph has.
         used = offered if is_sparse else list(offered)[: len(inputs)]
-        (found,) = session.run(None, {name: np.array([offered[name]], dtype=np.int64) for name in used})
+        (output,) = session.run(None, {name: np.array([offered[name]], dtype=np.int64) for name in used})
         if is_sparse:
-            return nonzero(np.log(1.0 + np.maximum(found[0].astype(np.float64).max(axis=0), 0.0)))
-        vector = POOLING[job["pooling"]](found)
+            return nonzero(np.log(1.0 + np.maximum(output[0].astype(np.float64).max(axis=0), 0.0)))
+        vector = POOLING[job["pooling"]](output)
         row: list[float] = (vector / np.linalg.norm(vector) if job["normalize"] else vector).tolist()
         return row
 

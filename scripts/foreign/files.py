@@ -66,20 +66,20 @@ class ForeignFile:
         done = subprocess.run([*command, self.package], capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{self.package} was not downloaded:\n{done.stderr}")
-        found = [path for pattern in ("*.whl", "*.tar.gz", "*.tgz") for path in place.glob(pattern)]
-        if found[0].suffix == ".whl":
-            shutil.unpack_archive(found[0], place, "zip")
+        archives = [path for pattern in ("*.whl", "*.tar.gz", "*.tgz") for path in place.glob(pattern)]
+        if archives[0].suffix == ".whl":
+            shutil.unpack_archive(archives[0], place, "zip")
         else:
-            shutil.unpack_archive(found[0], place, "gztar", filter="data")
+            shutil.unpack_archive(archives[0], place, "gztar", filter="data")
         if not target.exists():
-            raise SystemExit(f"{found[0].name} has no {self.path}")
+            raise SystemExit(f"{archives[0].name} has no {self.path}")
         return target
 
     def make_feeds(self, path: Path) -> list[dict[str, NDArray[Any]]]:
         """Return the inputs of each case, the same every time."""
         graph = onnx.load(path, load_external_data=False).graph
-        held = {weight.name for weight in graph.initializer}
-        inputs = [value for value in graph.input if value.name not in held]
+        initializers = {weight.name for weight in graph.initializer}
+        inputs = [value for value in graph.input if value.name not in initializers]
         generator = np.random.default_rng(0)
         return [
             {
@@ -101,15 +101,15 @@ def _dtype(value: onnx.ValueInfoProto) -> Any:
 
 def _array(word: str, dtype: Any, generator: np.random.Generator) -> NDArray[Any]:
     """Return what a word of a case stands for."""
-    found = _KIND.fullmatch(word)
-    if found is None:
+    match = _KIND.fullmatch(word)
+    if match is None:
         raise SystemExit(f"{word} is no input: say 2x32, 2x32<9, 2x32=1 or 2x32m")
-    shape = tuple(int(size) for size in found[1].split("x") if size)
-    if found[2] == "=":
-        return np.full(shape, float(found[3]), dtype)
-    if found[2] == "<":
-        return generator.integers(0, int(found[3]), shape).astype(dtype)
-    if found[4]:
+    shape = tuple(int(size) for size in match[1].split("x") if size)
+    if match[2] == "=":
+        return np.full(shape, float(match[3]), dtype)
+    if match[2] == "<":
+        return generator.integers(0, int(match[3]), shape).astype(dtype)
+    if match[4]:
         lengths = shape[-1] - np.arange(shape[0]) * (shape[-1] // (shape[0] + 1))
         return np.asarray(np.arange(shape[-1]) < lengths[:, None]).astype(dtype)
     return generator.standard_normal(shape).astype(dtype)

@@ -95,12 +95,12 @@ def questions(task: Task, folder: Path, sessions: Mapping[str, Any]) -> Iterator
         return
     fixed = _fixed_axes(sessions["model"])
     if task.modality == "image":
-        asked = _image_questions(model, fixed)
+        candidates = _image_questions(model, fixed)
     elif task.modality == "audio":
-        asked = _audio_questions(model, fixed)
+        candidates = _audio_questions(model, fixed)
     else:
-        asked = _text_questions(model, folder, fixed)
-    for question in asked:
+        candidates = _text_questions(model, folder, fixed)
+    for question in candidates:
         # A file may do without these, as tokenizers of most models do; the model has its own value then.
         feeds = {name: value for name, value in question.feeds.items() if name in fixed or name != "token_type_ids"}
         yield replace(question, feeds=feeds)
@@ -138,11 +138,11 @@ def ask(sessions: Mapping[str, Any], question: Question) -> Feeds:
 
 
 def _run(session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    given = {
+    inputs = {
         value.name: feeds[value.name].astype(_DTYPES.get(value.type, feeds[value.name].dtype))
         for value in session.get_inputs()
     }
-    return dict(zip((value.name for value in session.get_outputs()), session.run(None, given), strict=True))
+    return dict(zip((value.name for value in session.get_outputs()), session.run(None, inputs), strict=True))
 
 
 def _write(step: Any, encoder: Any, question: Question, tokens: NDArray[Any]) -> NDArray[Any]:
@@ -153,7 +153,7 @@ def _write(step: Any, encoder: Any, question: Question, tokens: NDArray[Any]) ->
     prompt = question.feeds
     mask = prompt.get("attention_mask", np.ones_like(prompt["input_ids"]))
     past = _empty_past(step, len(tokens))
-    given: Feeds = {"encoder_attention_mask": mask}
+    feeds: Feeds = {"encoder_attention_mask": mask}
     ids = prompt["input_ids"]
     if encoder is not None:
         past |= _as_past(step, _run(encoder, prompt))
@@ -161,12 +161,12 @@ def _write(step: Any, encoder: Any, question: Question, tokens: NDArray[Any]) ->
     logits = []
     for position in range(tokens.shape[1]):
         length = ids.shape[1]
-        given |= {
+        feeds |= {
             "input_ids": ids,
             "attention_mask": mask,
             "position_ids": np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, -length:],
         }
-        outputs = _run(step, {**given, **past})
+        outputs = _run(step, {**feeds, **past})
         logits.append(outputs["logits"][:, -1])
         past |= _as_past(step, outputs)
         ids = tokens[:, position : position + 1]
@@ -186,8 +186,8 @@ def _empty_past(session: Any, batch: int) -> Feeds:
 
 def _as_past(session: Any, outputs: Feeds) -> Feeds:
     """Rename what a step gave to what the next one takes: `present.0.key` to `past_key_values.0.key`."""
-    given = {value.name: re.sub("^past(_key_values)?", "present", value.name) for value in session.get_inputs()}
-    return {past: outputs[present] for past, present in given.items() if present in outputs}
+    names = {value.name: re.sub("^past(_key_values)?", "present", value.name) for value in session.get_inputs()}
+    return {past: outputs[present] for past, present in names.items() if present in outputs}
 
 
 def _fixed_axes(session: Any) -> Axes:

@@ -55,7 +55,7 @@ def optimize(files: dict[str, str], outputs: dict[str, str], precision: str, pro
     from onnxtool import OptimizeOptions, optimize_model
     from onnxtool.errors import OnnxtoolError
 
-    found = expected = 0
+    num_found = num_expected = 0
     left_out: dict[str, str] = {}
     for role, path in files.items():
         output = Path(outputs[role])
@@ -67,9 +67,9 @@ def optimize(files: dict[str, str], outputs: dict[str, str], precision: str, pro
         except OnnxtoolError as error:
             return {"error": error.message}
         attention = next(count for count in report.fusions if count.kind == "attention")
-        found, expected = found + attention.found, expected + (attention.expected or 0)
+        num_found, num_expected = num_found + attention.found, num_expected + (attention.expected or 0)
         left_out |= {result.name: result.note for result in report.passes if result.left_out}
-    return {"attentions": [found, expected], "left_out": left_out}
+    return {"attentions": [num_found, num_expected], "left_out": left_out}
 
 
 def optimize_with_onnxruntime(source: str, output: str, model_type: str) -> None:
@@ -77,8 +77,8 @@ def optimize_with_onnxruntime(source: str, output: str, model_type: str) -> None
     from onnxruntime.transformers.optimizer import MODEL_TYPES, optimize_model
 
     kind = {"dinov2": "vit", "deit": "vit"}.get(model_type, model_type)
-    made = optimize_model(source, model_type=kind if kind in MODEL_TYPES else "bert")
-    made.save_model_to_file(output)
+    model = optimize_model(source, model_type=kind if kind in MODEL_TYPES else "bert")
+    model.save_model_to_file(output)
 
 
 def optimize_with_onnxslim(source: str, output: str, program: str) -> None:
@@ -115,10 +115,10 @@ class Trial:
 
         The latter has one for each precision, where the export is right.
         """
-        made = self._step("make", make, self.task, self.model_type, str(self.folder / "checkpoint"), self.effort)
-        if made.exit_code is not None and made.exit_code > 0:
-            raise RuntimeError(f"the maker itself failed on {self.key}: {made.stderr[-2000:]}")
-        result: dict[str, Any] = {"not_runnable": _why_ended(made) if made.value is None else made.value}
+        making = self._step("make", make, self.task, self.model_type, str(self.folder / "checkpoint"), self.effort)
+        if making.exit_code is not None and making.exit_code > 0:
+            raise RuntimeError(f"the maker itself failed on {self.key}: {making.stderr[-2000:]}")
+        result: dict[str, Any] = {"not_runnable": _why_ended(making) if making.value is None else making.value}
         if not result["not_runnable"]:
             result["onnxtool"] = self._try_export()
             if result["onnxtool"]["verdict"] == "right":
@@ -164,10 +164,10 @@ class Trial:
         judged = self._judge(f"{precision}-judge", files, outputs, precision, self.provider)
         checkpoint = str(self.folder / "checkpoint")
         raced = self._step(f"{precision}-race", race, self.task, checkpoint, files, outputs, self.provider)
-        found = {**outcome.value, **judged, "speeds": raced.value or []}
+        result = {**outcome.value, **judged, "speeds": raced.value or []}
         if self.onnxslim and precision == "fp32" and not find_task(self.task).has_cache:
-            found["peers"] = self._race_peers(files["model"], outputs["model"], checkpoint)
-        return found
+            result["peers"] = self._race_peers(files["model"], outputs["model"], checkpoint)
+        return result
 
     def _race_peers(self, plain: str, ours: str, checkpoint: str) -> dict[str, Any]:
         """Return nodes and times of the export and of each peer's file beside ours, or why there is none."""
@@ -177,9 +177,9 @@ class Trial:
             ("onnxslim", optimize_with_onnxslim, self.onnxslim),
         ):
             output = str(Path(plain).with_name(f"{name}.onnx"))
-            made = self._step(name, step, plain, output, argument)
-            if made.exit_code:
-                failed[name] = _why_ended(made)
+            optimization = self._step(name, step, plain, output, argument)
+            if optimization.exit_code:
+                failed[name] = _why_ended(optimization)
             else:
                 files[name] = output
         raced = self._step("peers", race_peers, self.task, checkpoint, files)

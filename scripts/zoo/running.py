@@ -133,8 +133,8 @@ def generate(model: Any, prompt: Feeds, length: int, *, use_cache: bool) -> tupl
 def start_id(model: Any) -> int:
     """Return what every text of a decoder with an encoder begins with; 0 where nothing says it."""
     names = ("decoder_start_token_id", "bos_token_id")
-    found = (getattr(config, name, None) for name in names for config in (model.generation_config, model.config))
-    return next((token for token in found if isinstance(token, int)), 0)
+    ids = (getattr(config, name, None) for name in names for config in (model.generation_config, model.config))
+    return next((token for token in ids if isinstance(token, int)), 0)
 
 
 def run_model(model: Any, feeds: Mapping[str, NDArray[Any]], **arguments: Any) -> Feeds:
@@ -194,8 +194,8 @@ def image_feeds(model: Any, batch: int, height: int, width: int, *, seed: int = 
         shape = (batch, getattr(part, "num_channels", None) or 3, height, width)
         return {"pixel_values": generator.standard_normal(shape).astype(np.float32)}
     pictures = list(generator.integers(0, 256, (batch, height, width, 3), dtype=np.uint8))
-    made = transformers.AutoImageProcessor.from_pretrained(model.name_or_path)(pictures, return_tensors="np")
-    return {name: np.asarray(value) for name, value in made.items() if name in accepted}
+    inputs = transformers.AutoImageProcessor.from_pretrained(model.name_or_path)(pictures, return_tensors="np")
+    return {name: np.asarray(value) for name, value in inputs.items() if name in accepted}
 
 
 def audio_feeds(model: Any, lengths: tuple[int, ...], *, seed: int = 0) -> Feeds:
@@ -206,10 +206,10 @@ def audio_feeds(model: Any, lengths: tuple[int, ...], *, seed: int = 0) -> Feeds
     extractor = feature_extractor(config)
     # Whisper's encoder takes one length only, to which its extractor pads when left alone.
     padding = "max_length" if hasattr(extractor, "n_samples") or hasattr(extractor, "max_length") else True
-    made = extractor(waves, sampling_rate=extractor.sampling_rate, padding=padding, return_tensors="np")
+    inputs = extractor(waves, sampling_rate=extractor.sampling_rate, padding=padding, return_tensors="np")
     accepted = inspect.signature(model.forward).parameters
     feeds: Feeds = {}
-    for name, value in made.items():
+    for name, value in inputs.items():
         if name in accepted:
             array = np.asarray(value)
             feeds[name] = array.astype(np.int64 if array.dtype.kind in "iub" else np.float32)

@@ -168,7 +168,7 @@ class _Fields:
 
 def _cut_lists(fields: _Fields) -> dict[str, Any]:
     lists = {name: fields.get(name) for name in _LISTS}
-    return {name: [min(one, _LISTS[name]) for one in found] for name, found in lists.items() if _is_list(found)}
+    return {name: [min(size, _LISTS[name]) for size in sizes] for name, sizes in lists.items() if _is_list(sizes)}
 
 
 def _is_list(value: Any) -> bool:
@@ -179,9 +179,9 @@ def _cut_heads(fields: _Fields) -> dict[str, Any]:
     heads = {name: 4 for name in _HEADS if fields.number(name)}
     own = next((number for name in _HEADS if (number := fields.number(name))), None)
     for name in _KEY_VALUE_HEADS:
-        found = own if name in fields.names and fields.number(name) is None else fields.number(name)
-        if found is not None:
-            heads[name] = 4 if found == own else min(found, 2)  # grouped heads stay grouped
+        number = own if name in fields.names and fields.number(name) is None else fields.number(name)
+        if number is not None:
+            heads[name] = 4 if number == own else min(number, 2)  # grouped heads stay grouped
     return heads
 
 
@@ -189,10 +189,10 @@ def _cut_image(fields: _Fields) -> dict[str, Any]:
     """Cut images to about 64 x 64: whole patches, and enough for five halvings."""
     patch = fields.number("patch_size") or 1
     size = patch * math.ceil(_IMAGE_SIZE / patch)
-    found = fields.get("image_size")
-    if _is_list(found):
-        return {"image_size": [size] * len(found)} if min(found) > size else {}
-    return {"image_size": size} if isinstance(found, int) and found > size else {}
+    image_size = fields.get("image_size")
+    if _is_list(image_size):
+        return {"image_size": [size] * len(image_size)} if min(image_size) > size else {}
+    return {"image_size": size} if isinstance(image_size, int) and image_size > size else {}
 
 
 def _cut_depth(fields: _Fields) -> dict[str, Any]:
@@ -238,11 +238,11 @@ def _special_ids(fields: _Fields, values: Mapping[str, Any]) -> dict[str, Any]:
     for name in sorted(fields.names):
         if name in values or not name.endswith(("_token_id", "_token_index")):
             continue
-        found = fields.get(name)
-        if isinstance(found, int) and found >= size:
+        token_id = fields.get(name)
+        if isinstance(token_id, int) and token_id >= size:
             ids[name] = usual.get(name, free)
             free += name not in usual
-        elif isinstance(found, list) and any(isinstance(entry, int) and entry >= size for entry in found):
+        elif isinstance(token_id, list) and any(isinstance(entry, int) and entry >= size for entry in token_id):
             ids[name] = [2]
     if ids.get("pad_token_id", fields.get("pad_token_id")) in (None, -1) and "pad_token_id" not in values:
         ids["pad_token_id"] = 0

@@ -69,10 +69,10 @@ def special_ids(*configs: Any) -> dict[str, int]:
     ids: dict[str, int] = {}
     for role in _SPECIAL:
         for config in configs:
-            found = getattr(config, f"{role}_token_id", None)
-            found = found[0] if isinstance(found, list) and found else found
-            if isinstance(found, int) and 0 <= found < size and role not in ids and found not in ids.values():
-                ids[role] = found
+            token_id = getattr(config, f"{role}_token_id", None)
+            token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
+            if isinstance(token_id, int) and 0 <= token_id < size and role not in ids and token_id not in ids.values():
+                ids[role] = token_id
     free = (number for number in range(size) if number not in ids.values())
     for role in _SPECIAL:
         if role not in ids and role != "cls" and not (role == "bos" and size < 40):
