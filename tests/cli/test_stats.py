@@ -239,7 +239,7 @@ def test_the_license_is_in_every_format(folder: Path) -> None:
         (["model.onnx", "--fail_if", "num_nodes==many"], 2, "'many' is not a threshold"),
         (["missing.onnx"], 1, "no such model file: missing.onnx"),
         (["model.onnx", "missing.onnx"], 1, "no such model file: missing.onnx"),
-        (["text.onnx"], 1, "text.onnx is not a complete ONNX model"),
+        (["text.onnx"], 1, "text.onnx is a text file, and no ONNX model\nhint: pass the .onnx file"),
         (["."], 1, ". is a folder\nhint: pass one of its files: base.onnx, "),
         (["checkpoint"], 1, "checkpoint is a folder\nhint: export it first, if it is a checkpoint"),
         (["model.onnx", "--output", "model.onnx"], 1, "model.onnx is an input of this command"),

@@ -195,7 +195,7 @@ def test_what_a_worker_meets_is_the_error_of_the_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is damaged after line"):
         encode_parts(model, corpus, tmp_path / "vectors", OPTIONS)
     model.write_bytes(b"none")
-    with pytest.raises(ModelFileError, match="is not a complete ONNX model"):
+    with pytest.raises(ModelFileError, match="is a text file, and no ONNX model"):
         encode_parts(model, corpus, tmp_path / "vectors", OPTIONS)
 
 

@@ -53,7 +53,11 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     ("data", "reason"),
     [
         (b"", "is empty"),
-        (b"hello, this is a text\n" * 9, "is not a complete ONNX model"),
+        (b"# A README\n" * 999, "is a text file, and no ONNX model"),
+        ("Grüße, 世界\n".encode() * 999, "is a text file, and no ONNX model"),
+        ("Grüße".encode("utf-16"), "is a text file in UTF-16, and no ONNX model"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(99), "is an image, and no ONNX model"),
+        (b"caf\xe9" * 9, "is not a complete ONNX model"),
         (b"PK\x03\x04" + bytes(100), "is a ZIP archive, and no ONNX model"),
         (b"\x08\x0a", "no graph"),
         (MODEL_BYTES + b"\x00\x01", "field number 0"),

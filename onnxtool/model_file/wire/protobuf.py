@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -294,20 +295,21 @@ _BEGINNINGS = (
     (0, b"\x28\xb5\x2f\xfd", "a file packed by zstd", "unpack it first"),
     (0, b"\xfd7zXZ", "a file packed by xz", "unpack it first"),
     (0, b"%PDF", "a PDF file", _ITSELF),
+    (0, b"\x89PNG", "an image", _ITSELF),
+    (0, b"\xff\xd8\xff", "an image", _ITSELF),
+    (0, b"\xff\xfe", "a text file in UTF-16", _ITSELF),
+    (0, b"\xfe\xff", "a text file in UTF-16", _ITSELF),
+    (0, b"\x7fELF", "a program or a library", _ITSELF),
     (257, b"ustar", "a tar archive", "unpack it first"),
 )
 # For text, in lower case.
 _TEXTS = (
-    (
-        b"<!doctype html",
-        "a web page",
-        _DOWNLOAD,
-    ),
+    (b"<!doctype html", "a web page", _DOWNLOAD),
     (b"<html", "a web page", _DOWNLOAD),
     (b"<?xml", "an XML file, as OpenVINO writes them", _ORIGIN),
-    (b"{", "a JSON file", _ITSELF),
-    (b"[", "a JSON file", _ITSELF),
 )
+_JSON = re.compile(rb'\{\s*["}]|\[[\[\s]*["{\d\]-]')
+_CONTROLS = frozenset(range(32)) - frozenset(b"\t\n\f\r\x1b")
 
 
 def foreign_format(head: bytes, size: int) -> tuple[str, str] | None:
@@ -328,4 +330,10 @@ def foreign_format(head: bytes, size: int) -> tuple[str, str] | None:
     if head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < size:
         return "a file of safetensors", _EXPORT
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    return next(((name, hint) for begin, name, hint in _TEXTS if text.startswith(begin)), None)
+    if found := next(((name, hint) for begin, name, hint in _TEXTS if text.startswith(begin)), None):
+        return found
+    if _JSON.match(text):
+        return "a JSON file", _ITSELF
+    # A model begins with a control character, the tag of its version; a letter may be cut at the end of `head`.
+    is_text = not _CONTROLS.intersection(head) and "\ufffd" not in head[:-3].decode(errors="replace")[:-1]
+    return ("a text file", _ITSELF) if head and is_text else None
