@@ -16,7 +16,7 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.encoding.files import open_file, read_bytes
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.sources import DIGEST_VERSION, Reject, Source
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, shorten, some
 from onnxtool.model_file import ModelFile
 from onnxtool.reading import parse_json
 from onnxtool.reports import Json, from_json
@@ -168,25 +168,45 @@ def _described(sources: Sequence[Source]) -> list[Json]:
     return [{"name": source.name, "size_bytes": source.size_bytes} for source in sources]
 
 
+# The options that set parts of an identity under another name; the parts that follow from others have none.
+_OPTIONS = {"kind": "output_format", "reading": "task", "as": "vectors_as", "description": "head, --pooling or others"}
+_DERIVED = ("task", "of", "dtype", "code", "by_token")
+
+
 def difference(stored: Identity, expected: Identity) -> str:
-    """Describe how the identities differ; an empty string where they are equal."""
+    """Describe how the identities differ, by option and value; an empty string where they are equal."""
     names = [name for name in expected if stored.get(name) != expected[name]]
-    parts = []
+    parts: list[str] = []
     for name in names:
-        then, now = stored.get(name), expected[name]
-        if isinstance(then, dict) and isinstance(now, dict):
-            keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
-            parts.append(
-                ", ".join(f"{name} {key}: {_short(then.get(key))}, now {_short(now.get(key))}" for key in keys)
-            )
+        then, now = (_settings(one.get(name)) for one in (stored, expected))
+        keys = [key for key in {**then, **now} if then.get(key) != now.get(key) and key not in _DERIVED]
+        changes = [f"{_OPTIONS.get(key, key)}: {_said(then.get(key))}, now {_said(now.get(key))}" for key in keys]
+        if name in ("options", "vectors"):
+            parts += [f"--{change}" for change in changes]
+        elif name == "input":
+            parts.append(f"--input, in bytes: {some(changes)}")
+        elif name == "checkpoint":
+            parts.append(f"other files beside the model: {some(keys)}")
         else:
-            parts.append(f"another {name}")
-    return "; ".join(parts)
+            parts += ["--model_path: another model"] if name == "model" else changes
+    return "; ".join(parts) or "; ".join(f"another {name}" for name in names)
 
 
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 24 else f"{text[:12]}…"
+def _settings(part: Any) -> dict[str, Any]:
+    """Return a part of an identity by name; files of the input with their size."""
+    if isinstance(part, list):
+        return {str(one.get("name")): one.get("size_bytes") for one in part if isinstance(one, dict)}
+    return part if isinstance(part, dict) else {}
+
+
+def _said(value: Any) -> str:
+    """Return a setting as the user would write it."""
+    if value is None or value in ("", []):
+        return "none"
+    if isinstance(value, list):
+        return " ".join(value) if all(isinstance(one, str) for one in value) else "others"
+    text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    return shorten(text if text == text.strip() else repr(text))
 
 
 def file_sha256(path: Location) -> str:

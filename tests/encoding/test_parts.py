@@ -204,9 +204,19 @@ def test_splits_that_are_done_are_not_made_again(tmp_path: Path, corpus: Path) -
     assert merge_parts(tmp_path / "vectors").num_texts == 150
 
 
-@pytest.mark.parametrize("fault", ["size", "model", "version", "checkpoint", "split_bytes"])
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("size", r"\(--input, in bytes: corpus.jsonl: \d+, now \d+\)"),
+        ("model", r"\(--model_path: another model\)"),
+        ("version", r"\(onnxtool: \S+, now 0.0.1\)"),
+        ("checkpoint", r"\(other files beside the model: config_sentence_transformers.json\)"),
+        ("split_bytes", r"\(--split_bytes: 2000, now 1999\)"),
+        ("format", r"\(--output_format: npy, now jsonl; --contents: no, now yes; --prompt: none, now 'x: '\)"),
+    ],
+)
 def test_what_differs_from_the_first_part_is_an_error(
-    tmp_path: Path, corpus: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, corpus: Path, fault: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is named, and no shard is written."""
     model, options = dense_model(tmp_path), OPTIONS
@@ -220,9 +230,11 @@ def test_what_differs_from_the_first_part_is_an_error(
         monkeypatch.setattr("onnxtool.encoding.manifest.__version__", "0.0.1")
     elif fault == "split_bytes":
         options = replace(OPTIONS, split_bytes=1999)
+    elif fault == "format":
+        options = replace(OPTIONS, output_format="jsonl", prompt="x: ")
     else:
         (tmp_path / "model" / "config_sentence_transformers.json").write_text('{"prompts": {}}')
-    with pytest.raises(OutputExistsError, match=r"was written by another command \(.*(another|:)") as error:
+    with pytest.raises(OutputExistsError, match=f"was written by another command {said}") as error:
         encode(tmp_path, model, corpus, options, splits="3")
     assert "infer and encode run" in error.value.hint  # encode part has no --force
     assert contents_of(tmp_path / "vectors") == before

@@ -160,7 +160,7 @@ def test_a_corpus_of_pictures_is_encoded_and_resumed(clip: Clip, tmp_path: Path)
     assert (again.resumed, again.num_encoded) == (True, 0)
     size = (pages / "0.png").stat().st_size
     (pages / "0.png").write_bytes(bytes(size + 1))
-    with pytest.raises(OutputExistsError, match="was written by another command \\(another input"):
+    with pytest.raises(OutputExistsError, match="was written by another command \\(--input, in bytes: "):
         encode_corpus(clip.images, pages, tmp_path / "vectors", CorpusOptions(shard_size=2))
     for options in (CorpusOptions(prompt="a"), CorpusOptions(calibration=tmp_path, vectors_as="int8")):
         with pytest.raises(InputError, match="texts, but the corpus consists of images"):
