@@ -166,6 +166,11 @@ def _graph_limits(model: ModelFile, reserved: int) -> Iterator[Limit]:
     verified = verified_limit(model)
     if verified is not None:
         yield verified
+    yield from position_limits(model, reserved)
+
+
+def position_limits(model: ModelFile, reserved: int = 0) -> Iterator[Limit]:
+    """Yield the rows of each table of positions, beyond which the graph fails."""
     rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if len(tensor.dims) == 2}
     named = (named_inputs(node.domain, node.op_type, node.inputs) for node in read_nodes(model.path))
     fused = {inputs.get("position_embedding") for inputs in named}

@@ -44,7 +44,7 @@ from onnxtool.export.modalities.finding import (
     text_of,
     with_padding,
 )
-from onnxtool.export.modalities.modality import SEQUENCE, Modality
+from onnxtool.export.modalities.modality import BATCH, SEQUENCE, Modality
 from onnxtool.export.modalities.text import TextInputs, choose_side, longest_text
 from onnxtool.export.options import DTYPES, ExportOptions
 from onnxtool.export.runtime_adapters import RuntimeAdapter, find_adapters, graft
@@ -60,6 +60,7 @@ from onnxtool.model_file import check_model_output, follow_link
 from onnxtool.model_file.metadata import PAIR_KEY, PARTNER_KEY
 from onnxtool.progress import tell
 from onnxtool.runtime.difference import TOLERANCES
+from onnxtool.runtime.sizes import require_short, sizes_of, split_sizes
 from onnxtool.runtime.timing import Stopwatch
 
 _WITH_CACHE = (TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE)
@@ -406,6 +407,8 @@ def _choose_lengths(subject: _Subject) -> Lengths:
     stated = text.longest
     if longer is not None:
         stated = min(longer, longest_text(subject.model, None) or longer)
+    sizes = {text: sizes_of(text, [{0: BATCH, 1: SEQUENCE}]) for text in split_sizes(options.sizes)}
+    require_short(sizes, (SEQUENCE,), stated, options.model_name)
     return Lengths.of(subject.model, stated, requested=options.max_length, verified=options.verify)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -54,7 +54,7 @@ def check_sizes(texts: Sequence[str] | str) -> None:
     Raises:
         OptionError: the one that is.
     """
-    given = [*_split(texts)]
+    given = [*split_sizes(texts)]
     for text in given:
         if not (_NUMBERS.fullmatch(text) or _NAMED.fullmatch(text)):
             raise OptionError(f"{text!r} is not a size", "write --sizes 1x32,8x128, or NAME=VALUE,NAME=VALUE")
@@ -70,20 +70,16 @@ def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> dict[str, Sizes]
     """Return each size that `--sizes` states, for the dynamic axes of a model, by the name that its file has.
 
     Raises:
-        OptionError: a size names other axes than these.
+        OptionError: a size names other axes than these, or has more tokens than the model has positions.
     """
+    from onnxtool.checkpoint.limits import position_limits
+    from onnxtool.runtime.signature import is_text, num_positions
+
     places = [axes for _, axes in input_axes(model)]
     axes = [*dict.fromkeys(axis for one in places for axis in one.values())]
     found: dict[str, Sizes] = {}
-    for text in _split(texts):
-        if "=" in text:
-            pairs = (part.partition("=") for part in text.split(","))
-            sizes = {name.strip(): int(value) for name, _, value in pairs}
-        else:
-            numbers = [int(number) for number in text.split("x")]
-            sizes = dict(zip(axes, numbers, strict=False)) if len(numbers) == len(axes) else {}
-            if all([*one] == [*range(len(numbers))] for one in places):  # axes without names, the same in all inputs
-                sizes = {axis: numbers[place] for one in places for place, axis in one.items()}
+    for text in split_sizes(texts):
+        found[_name(text)] = sizes = sizes_of(text, places)
         if not axes or sizes.keys() != {*axes}:
             example = ",".join(f"{axis}=1" for axis in axes)
             raise OptionError(
@@ -91,13 +87,33 @@ def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> dict[str, Sizes]
                 f"{', '.join(axes) or 'it has none'}",
                 f"pass --sizes {example}" if axes else "leave --sizes out",
             )
-        found[_name(text)] = sizes
+    positions = [num_positions(model), *(limit.tokens for limit in position_limits(model))]
+    lengths = {dict(input_axes(model))[info.name].get(1, "") for info in model.structure.inputs if is_text(info)}
+    require_short(found, lengths, min((most for most in positions if most), default=None), str(model.path))
     return found
+
+
+def sizes_of(text: str, places: Sequence[Mapping[int, str]]) -> Sizes:
+    """Return a size by axis, for the axes of each input by position; empty for too many or too few numbers."""
+    if "=" in text:
+        return {name.strip(): int(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+    numbers = [int(number) for number in text.split("x")]
+    if all([*one] == [*range(len(numbers))] for one in places):  # axes without names, the same in all inputs
+        return {axis: numbers[place] for one in places for place, axis in one.items()}
+    axes = dict.fromkeys(axis for one in places for axis in one.values())
+    return dict(zip(axes, numbers, strict=True)) if len(numbers) == len(axes) else {}
+
+
+def require_short(found: Mapping[str, Sizes], axes: Collection[str], most: int | None, name: str) -> None:
+    """Raise an OptionError for a size one of whose `axes` is longer than a model takes."""
+    for text, sizes in found.items():
+        if most is not None and max((sizes.get(axis, 0) for axis in axes), default=0) > most:
+            raise OptionError(f"--sizes {text} is too long: {name} takes at most {most} tokens", "pass a shorter one")
 
 
 def set_files(output: Path, texts: Sequence[str] | str) -> list[Path]:
     """Return the files of fixed sizes next to an output; empty for a single size, which is the output itself."""
-    names = [*map(_name, _split(texts))]
+    names = [*map(_name, split_sizes(texts))]
     return [sized_path(output, name) for name in names] if len(names) > 1 else []
 
 
@@ -166,6 +182,7 @@ def best_batches(lengths: Sequence[int], sizes: Sequence[tuple[int, int]]) -> It
     yield from (order[start:end] for start, end in reversed(ends))
 
 
-def _split(texts: Sequence[str] | str) -> Iterator[str]:
+def split_sizes(texts: Sequence[str] | str) -> Iterator[str]:
+    """Yield each size that `--sizes` states."""
     for text in (texts,) if isinstance(texts, str) else texts:
         yield from [text.strip()] if "=" in text else (part.strip() for part in text.split(","))

@@ -274,11 +274,19 @@ def test_verify_compares_each_file_of_the_set(made: tuple[Path, OptimizeReport],
         (("1x8", "batch_size=1,sequence=8"), "would have one file"),
         ("8", "does not give each dynamic axis .* batch_size, sequence"),
         ("batch_size=1,width=8", "does not give each dynamic axis"),
+        ("1x9999", r"--sizes 1x9999 is too long: .* takes at most \d\d+ tokens"),
+        ("sequence=9999,batch_size=1", "takes at most"),
     ],
 )
 def test_sizes_that_miss_an_axis_or_name_another_are_refused(source: Path, sizes: str, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         optimize_model(OptimizeOptions(source, output=source.with_name("unwritten.onnx"), sizes=sizes))
+
+
+def test_sizes_are_refused_before_a_checkpoint_is_traced(workshop: Workshop, tmp_path: Path) -> None:
+    options = ExportOptions(str(workshop.checkpoint("tiny-encoder")), output=tmp_path / "m.onnx", sizes="1x8,1x9999")
+    with pytest.raises(OptionError, match=r"1x9999 is too long: .* takes at most \d+ tokens"):
+        export_model(options)
 
 
 def test_a_file_of_fixed_sizes_takes_no_others(made: tuple[Path, OptimizeReport], tmp_path: Path) -> None:
