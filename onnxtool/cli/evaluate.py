@@ -258,13 +258,16 @@ def _chart(name: str, results: Sequence[PrunedResult]) -> dict[str, Any]:
     points: list[dict[str, Any]] = []
     places: dict[str, list[tuple[float, float]]] = {rule: [] for rule in rules}
     for one, (mean, change) in zip(results, ends, strict=True):
-        x, y, rule, whisker = across(one.sizes.index_bytes), down(mean), 0, ""
+        x, y, rule, whisker, label = across(one.sizes.index_bytes), down(mean), 0, "", one.prune
         if change:
             whisker = f"M{x} {down(whole + change.low)}V{down(whole + change.high)}"
+            if places[_rule(one)]:  # the first point of a line has the rule's name too
+                label = label.removeprefix(f"{_rule(one)}:")
             places[_rule(one)].append((x, y))
             rule = 1 + rules.index(_rule(one))
         title = f"{one.prune}: {mean:.4f}, {format_bytes(one.sizes.index_bytes)}"
-        points.append({"x": x, "y": y, "whisker": whisker, "title": title, "chosen": one.chosen, "rule": rule})
+        point = {"label": label, "title": title, "chosen": one.chosen, "rule": rule}
+        points.append({"x": x, "y": y, "whisker": whisker, **point})
     lines = [{"name": rule, "points": [f"{x} {y}" for x, y in sorted(of_rule)]} for rule, of_rule in places.items()]
     ends_of_axes = {"low": f"{low:.3f}", "high": f"{high:.3f}", "largest": format_bytes(largest), "whole": down(whole)}
     return {

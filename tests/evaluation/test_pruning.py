@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -158,20 +159,23 @@ def test_an_index_is_compared_with_that_of_another_file(model: Path, data: Path)
 @pytest.mark.parametrize("suffix", ["txt", "md", "json", "html"])
 def test_every_form_of_the_report_has_each_point(model: Path, data: Path, tmp_path: Path, suffix: str) -> None:
     output = tmp_path / f"report.{suffix}"
-    asked = ("--prune", "top_k:1,max_ratio:0.8", "--fail_if", "P@3<0.1", "--measure", "P@3", "--cache", data / "cache")
+    rules = "top_k:1,max_ratio:0.8,top_k:2"
+    asked = ("--prune", rules, "--fail_if", "P@3<0.1", "--measure", "P@3", "--cache", data / "cache")
     done = run_onnxtool(tmp_path, "evaluate", model, "--data", data, *asked, "--output", output)
     assert done.returncode == 0, done.stderr
     text = output.read_text()
-    values = [one.measures["P@3"].mean for one in evaluate(model, data, "top_k:1,max_ratio:0.8").pruned]
+    values = [one.measures["P@3"].mean for one in evaluate(model, data, rules).pruned]
     if suffix == "json":
         found = json.loads(text)["pruned"]
         assert [one["measures"]["P@3"]["mean"] for one in found] == pytest.approx(values)
         assert sum(one["chosen"] for one in found) == 1
         return
-    for name, value in zip(("none", "top_k:1", "max_ratio:0.8"), values, strict=True):
+    for name, value in zip(("none", "top_k:1", "max_ratio:0.8", "top_k:2"), values, strict=True):
         assert name in text.replace("\\", "").replace("<wbr>", "")
         assert f"{value:.4f}" in text
     assert "chosen" in text
     if suffix == "html":
-        assert text.count("<circle") == 3
+        assert text.count("<circle") == 4
         assert text.count('class="rule"') == 2
+        labels = re.findall(r"</title></circle>\s*<text [^>]*>([^<]*)</text>", text)
+        assert labels == ["none", "top_k:1", "max_ratio:0.8", "2"]
