@@ -22,7 +22,7 @@ from onnxtool.cli.configuration import all_of, config_option, unknown_variables
 from onnxtool.cli.render import Block, emit, write_out
 from onnxtool.cli.streams import shown
 from onnxtool.encoding.locations import Uri
-from onnxtool.errors import GateError, OnnxtoolError
+from onnxtool.errors import GateError, InputError, OnnxtoolError
 from onnxtool.model_file import check_not_input, check_writable
 from onnxtool.options import Force, Option, check
 from onnxtool.reading import note_input
@@ -215,6 +215,7 @@ def _protect_inputs(context: click.Context) -> None:
 
     Raises:
         OutputWriteError: an output is an input.
+        InputError: an optional input does not exist.
         UsageError: two outputs are the same file.
     """
     paths = [
@@ -223,6 +224,11 @@ def _protect_inputs(context: click.Context) -> None:
         if isinstance(one.type, PathType | CheckpointType)
         for path in several_of(context.params.get(one.name or ""))
     ]
+    found_by_library = ("--model_path", "--model", "--data", "--check", "--public_key", "--config")
+    for name, writes, path in paths:
+        is_input = isinstance(path, Path) and name.startswith("--") and not writes and path != STDOUT
+        if is_input and name not in found_by_library and not path.expanduser().exists():
+            raise InputError(f"no such input file: {path}", f"check {name}")
     note_input(*(Path(path).expanduser() for _, writes, path in paths if not writes))
     outputs: dict[Path, str] = {}
     for name, writes, path in paths:

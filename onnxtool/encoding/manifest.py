@@ -201,7 +201,7 @@ def _settings(part: Any) -> dict[str, Any]:
 
 def _said(value: Any) -> str:
     """Return a setting as the user would write it."""
-    if value is None or value in ("", []):
+    if value in (None, "", []):
         return "none"
     if isinstance(value, list):
         return " ".join(value) if all(isinstance(one, str) for one in value) else "others"

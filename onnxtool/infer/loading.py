@@ -12,6 +12,7 @@ from onnxtool.checkpoint.folder import CheckpointFolder, Prompts, find_checkpoin
 from onnxtool.checkpoint.limits import Limit, graph_limit, limit_of_task, text_limit
 from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.errors import InputError
 from onnxtool.infer.answering import AnswerOptions, Item, answer_texts, stream_answers
 from onnxtool.infer.chats import Chats, LongTexts
 from onnxtool.infer.descriptions import Interpretation
@@ -25,7 +26,7 @@ from onnxtool.infer.static_queries import QUERY, load_queries
 from onnxtool.infer.text_model import TASKS, AnyVector, Encoding, TextModel, find_file
 from onnxtool.infer.vectors import AnyVectors, TopK
 from onnxtool.model_file import ModelFile, ModelPath
-from onnxtool.model_file.metadata import DECODER_KEY
+from onnxtool.model_file.metadata import DECODER_KEY, READS_KEY
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reports import short_repr
@@ -128,6 +129,8 @@ def load(
         SessionError: onnxruntime cannot load the model.
     """
     model = ModelFile.open(model_path).with_adapter(adapter)
+    if partner_path is not None and READS_KEY not in model.metadata:
+        raise InputError(f"{model.path} reads queries and documents, and a partner was passed", "leave it out")
     folder = find_checkpoint_folder(model, model_name)
     loaded = _load(model, folder, description or FileDescription(), representation, provider, threads)
 

@@ -129,7 +129,6 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
             "leave out --sizes, --compile and --provider, or export each adapter merged: --model_name ADAPTER",
         )
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-{kind}.onnx")
-    check_model_output(output, force=options.force)
     if options.sizes and source.text_input is not None:
         raise PassError(
             f"{source.path} reads texts, and --sizes is for graphs that read ids",
@@ -143,6 +142,7 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
         require_matches(load_model(source.path), options.keep_float32)
     if options.calibration not in (None, STDIN):  # stdin can be read once
         next(iterate_texts(options.calibration))
+    check_model_output(output, force=options.force)
     return source, follow_link(output)
 
 

@@ -279,7 +279,7 @@ def test_usage_errors_exit_2(folder: Path, arguments: tuple[str, ...], message: 
         (
             ("--model_path", "models/splade.onnx", "--input", "none.txt"),
             "no such input file: none.txt",
-            "check the path",
+            "check --input",
         ),
         (
             ("--model_path", "models/splade.onnx", "--text", "cat", "--model_name", "owner/name"),

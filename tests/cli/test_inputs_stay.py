@@ -77,6 +77,23 @@ def test_no_output_is_an_input_or_another_output(tmp_path: Path) -> None:
     assert sum(refused.values()) > 55  # of the pairs that the options of today make
 
 
+def test_a_missing_input_is_named_before_an_output_that_exists(tmp_path: Path) -> None:
+    """Of any command: the path of the input is the first thing to repair."""
+    make_inputs(tmp_path)
+    others = ("--model_path", "--data", "--config", "--check", "--public_key", "--model")  # looked for by the library
+    named: list[str] = []
+    for name in RUNNABLE:
+        command = find_command(name)
+        needed = [word for one in command.params if one.required for word in words_for(one, "other")]
+        needed += ["--output", "input"] if any("--output" in one.opts for one in command.params) else []
+        for option in paths_of(command, written=False):
+            if isinstance(option.type, PathType) and option.opts[0].startswith("--") and option.opts[0] not in others:
+                done = run_onnxtool(tmp_path, *name.split(), *needed, *words_for(option, "missing"), "--quiet")
+                assert "exists already" not in done.stderr, (name, option.opts)
+                named += [option.opts[0]] if f"missing\nhint: check {option.opts[0]}" in done.stderr else []
+    assert {*named} >= {"--calibration", "--partner", "--sample_inputs", "--ranges", "--texts", "--input"}
+
+
 def test_what_an_input_consists_of_stays(tmp_path: Path) -> None:
     """The weights of a graph beside it, the files of a folder, and the folder around an input."""
     save_external(tmp_path / "m.onnx", 2.0, "m.onnx.data")

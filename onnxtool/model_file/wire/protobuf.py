@@ -296,10 +296,7 @@ _BEGINNINGS = (
     (0, b"\xfd7zXZ", "a file packed by xz", "unpack it first"),
     (0, b"%PDF", "a PDF file", _ITSELF),
     (0, b"\x89PNG", "an image", _ITSELF),
-    (0, b"\xff\xd8\xff", "an image", _ITSELF),
     (0, b"\xff\xfe", "a text file in UTF-16", _ITSELF),
-    (0, b"\xfe\xff", "a text file in UTF-16", _ITSELF),
-    (0, b"\x7fELF", "a program or a library", _ITSELF),
     (257, b"ustar", "a tar archive", "unpack it first"),
 )
 # For text, in lower case.
