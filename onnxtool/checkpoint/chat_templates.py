@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.files import ROLES, CheckpointFiles, stated_token
 from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.sentence_modules import SentenceModules, as_object
 from onnxtool.errors import OnnxtoolError, first_line
@@ -26,7 +26,6 @@ _ROLES = ("query", "document")
 _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
 # Two texts that no tokenizer ends with the same tokens, used to find the tokens after a text.
 FILLERS = ("0", "1 2 3 4")
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Signs of a template that takes content in parts, and the models known to have one.
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
 _FLAT_MODELS = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
@@ -251,11 +250,5 @@ def _stored_template(files: CheckpointFiles) -> str | None:
 
 
 def _special_tokens(files: CheckpointFiles) -> dict[str, Json]:
-    tokens: dict[str, Json] = {}
-    for name in ("special_tokens_map.json", _TOKENIZER):
-        for key in _SPECIAL_TOKENS:
-            value = files.read_object(name).get(key)
-            value = value.get("content") if isinstance(value, dict) else value
-            if isinstance(value, str):
-                tokens[key] = value
-    return tokens
+    configs = [files.read_object(name) for name in (_TOKENIZER, "special_tokens_map.json")]
+    return {role: token for role in ROLES if (token := stated_token(role, *configs)) is not None}

@@ -117,7 +117,7 @@ class CheckpointFiles(ABC):
 
         def convert(name: str, entry: dict[str, Any]) -> NDArray[np.float32] | None:
             is_weight = not entry["dtype"].startswith(_NO_WEIGHTS)
-            return _to_float32(entry) if is_weight and (names is None or name in names) else None
+            return _array(entry).astype("f4") if is_weight and (names is None or name in names) else None
 
         return self._read_module(folder, convert)
 
@@ -127,7 +127,9 @@ class CheckpointFiles(ABC):
         Raises:
             OnnxtoolError: there is no file, or it cannot be read.
         """
-        return self._read_module(folder, lambda _name, entry: _to_int64(entry) if entry["dtype"] in _INTEGERS else None)
+        return self._read_module(
+            folder, lambda _name, entry: _array(entry).astype("i8") if entry["dtype"] in _INTEGERS else None
+        )
 
     def _read_module(self, folder: str, convert: Callable[[str, dict[str, Any]], _Array | None]) -> dict[str, _Array]:
         """Return a module's tensors after `convert`, dropping those for which it returns nothing."""
@@ -165,25 +167,21 @@ class CheckpointFiles(ABC):
 
 
 _INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", **_INTEGERS}
 _NO_WEIGHTS = ("I", "U", "BOOL")  # prefixes of integer and boolean dtypes in safetensors
 
 
-def _to_int64(entry: dict[str, Any]) -> NDArray[np.int64]:
-    import numpy as np
-
-    return np.frombuffer(entry["data"], _INTEGERS[entry["dtype"]]).astype(np.int64).reshape(entry["shape"])
-
-
-def _to_float32(entry: dict[str, Any]) -> NDArray[np.float32]:
+def _array(entry: dict[str, Any]) -> NDArray[Any]:
     """Return a tensor from a safetensors file. NumPy lacks bfloat16, which is the upper half of a float32."""
     import numpy as np
 
-    data, dtype = entry["data"], entry["dtype"]
-    if dtype == "BF16":
-        array: NDArray[Any] = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
-    else:
-        array = np.frombuffer(data, {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype])
-    return array.astype(np.float32).reshape(entry["shape"])
+    array: NDArray[Any] = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return (array.astype("<u4") << 16).view("<f4") if entry["dtype"] == "BF16" else array
+
+
+# Token roles, as named in tokenizer_config.json; the first five frame a text.
+ROLES = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token", "unk_token", "mask_token")
+FRAMING_ROLES = ROLES[:5]
 
 
 def stated_token(name: str, *configs: Mapping[str, Json]) -> str | None:

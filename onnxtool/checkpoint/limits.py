@@ -77,7 +77,7 @@ def limit_of_task(model: ModelFile, folder: CheckpointFolder, task: str) -> Limi
     if length is None or model.text_input is not None:
         return None
     own = Limit(length, f"the length of a {task} in {modules.transformer_file}")
-    return min((own, *_graph_limits(model, reserved_positions(folder))))
+    return min((own, *_graph_limits(model, folder)))
 
 
 def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | None:
@@ -86,7 +86,7 @@ def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | No
         return cut
     if all(info.dtype.startswith("float") for info in model.structure.inputs):
         return None  # images and audio; their positions count patches and frames
-    return min(_graph_limits(model, reserved_positions(folder)), default=None)
+    return min(_graph_limits(model, folder), default=None)
 
 
 def _cut_in_graph(model: ModelFile) -> Limit | None:
@@ -141,7 +141,7 @@ def _deduced_limits(model: ModelFile, folder: CheckpointFolder) -> Iterator[Limi
         tokens = _integer(config, key)
         if tokens is not None and tokens > 0:  # XLNet writes -1 for no limit
             yield Limit(tokens - reserved_positions(folder), f"{key} of config.json")
-    yield from _graph_limits(model, reserved_positions(folder))
+    yield from _graph_limits(model, folder)
 
 
 def batch_shapes(model: ModelFile) -> tuple[tuple[int, int], ...]:
@@ -161,12 +161,12 @@ def _shape_limit(model: ModelFile) -> Iterator[Limit]:
         yield Limit(max(tokens for _, tokens in shapes), "the largest of its --sizes")
 
 
-def _graph_limits(model: ModelFile, reserved: int) -> Iterator[Limit]:
+def _graph_limits(model: ModelFile, folder: CheckpointFolder | None) -> Iterator[Limit]:
     yield from _shape_limit(model)
     verified = verified_limit(model)
     if verified is not None:
         yield verified
-    yield from position_limits(model, reserved)
+    yield from position_limits(model, reserved_positions(folder))
 
 
 def position_limits(model: ModelFile, reserved: int = 0) -> Iterator[Limit]:

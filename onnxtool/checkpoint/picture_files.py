@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.checkpoint.text_files import LineError, decode_line
-from onnxtool.errors import InputError, first_line
-from onnxtool.reading import lines_of, open_lines, parse_json
+from onnxtool.checkpoint.text_files import LineError, parsed_lines
+from onnxtool.errors import InputError, first_line, imported
+from onnxtool.reading import parse_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ def read_picture(path: Path) -> Image:
     Raises:
         InputError: it is not an image of a known format, is damaged or too large, or Pillow is not installed.
     """
-    pillow, operations = _pillow()
+    pillow, operations = _pillow(), _pillow("ImageOps")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about large images, or damage in unused data
@@ -82,8 +82,7 @@ def blank_picture() -> Image:
     Raises:
         InputError: Pillow is not installed.
     """
-    pillow, _ = _pillow()
-    picture: Image = pillow.new("RGB", (64, 48), "white")
+    picture: Image = _pillow().new("RGB", (64, 48), "white")
     return picture
 
 
@@ -93,8 +92,7 @@ def picture_of(pixels: NDArray[np.uint8]) -> Image:
     Raises:
         InputError: Pillow is not installed.
     """
-    pillow, _ = _pillow()
-    picture: Image = pillow.fromarray(pixels)
+    picture: Image = _pillow().fromarray(pixels)
     return picture
 
 
@@ -129,15 +127,12 @@ def find_pictures(place: Path) -> tuple[PictureInput, ...]:
 
 def _listed(place: Path) -> Iterator[PictureInput]:
     folder = place.parent.resolve()
-    with open_lines(place) as file:
-        for number, (raw, _) in enumerate(lines_of(file), start=1):
-            try:
-                line = decode_line(raw)
-                if line.strip():
-                    name, picture = _entry(line) if place.suffix.lower() == ".jsonl" else (line.strip(), line.strip())
-                    yield PictureInput(_inside(folder, picture), name)
-            except LineError as error:
-                raise InputError(f"{place}:{number} {error.reason}", error.hint) from None
+
+    def parse(line: str) -> PictureInput:
+        name, picture = _entry(line) if place.suffix.lower() == ".jsonl" else (line.strip(), line.strip())
+        return PictureInput(_inside(folder, picture), name)
+
+    return parsed_lines(place, parse)
 
 
 def _entry(line: str) -> tuple[str, str]:
@@ -168,12 +163,6 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _pillow() -> tuple[Any, Any]:
-    """Return the modules of Pillow."""
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise InputError(
-            "images are read with Pillow, which is not installed", "pip install 'onnxtool-cli[images]'"
-        ) from error
-    return Image, ImageOps
+def _pillow(module: str = "Image") -> Any:
+    """Return a module of Pillow."""
+    return imported(f"PIL.{module}", "images are read with Pillow", "pip install 'onnxtool-cli[images]'")

@@ -154,6 +154,11 @@ class SentenceModules:
         """The kinds of the modules, in their order."""
         return tuple(module.kind for module in self.modules)
 
+    @property
+    def is_static(self) -> bool:
+        """Whether the checkpoint begins with a table instead of a transformer."""
+        return not set(STATIC_KINDS).isdisjoint(self.kinds[:1])
+
     def first_of(self, kind: str) -> StoredModule | None:
         """Return the first module of a kind; None if there is none."""
         return next((module for module in self.modules if module.kind == kind), None)
@@ -200,9 +205,7 @@ class SentenceModules:
     @property
     def adds_special_tokens(self) -> bool:
         """Whether the tokenizer adds special tokens around a text."""
-        return self._of_calls.get("add_special_tokens") is not False and not set(STATIC_KINDS).intersection(
-            self.kinds[:1]
-        )
+        return self._of_calls.get("add_special_tokens") is not False and not self.is_static
 
     @property
     def lower_cases(self) -> bool:

@@ -12,13 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.module_forms import (
-    Builder,
-    PoolingModule,
-    Value,
-    count_setting,
-    stored_tensors,
-)
+from onnxtool.checkpoint.module_forms import Builder, PoolingModule, Value, count_setting, stored_tensors
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, StoredModule, positive
 from onnxtool.reports import Json
 
@@ -162,14 +156,7 @@ class SparseAutoEncoder(PoolingModule):
                 "set k in its config.json, or max_active_dims in config_sentence_transformers.json, to one of them "
                 "at least, and to all at most",
             )
-        return cls(
-            stored.folder,
-            weight,
-            pre_bias,
-            latent_bias,
-            kept,
-            settings.get("normalize") is True,
-        )
+        return cls(stored.folder, weight, pre_bias, latent_bias, kept, settings.get("normalize") is True)
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""

@@ -42,6 +42,7 @@ class TextInput:
 
 
 Several = TypeVar("Several")
+_Parsed = TypeVar("_Parsed")
 
 
 def several(texts: str | TextInput | Iterable[Several]) -> Iterable[Several]:
@@ -151,17 +152,26 @@ def count_lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
+def parsed_lines(path: Path, parse: Callable[[str], _Parsed]) -> Iterator[_Parsed]:
+    """Yield what `parse` makes of each nonblank line of the UTF-8 file at `path`; only a line feed ends a line.
+
+    Raises:
+        InputError: a line is malformed, by a LineError of `parse`.
+        OSError: the file cannot be read.
+    """
+    with open_lines(path) as file:
+        for number, (raw, _) in enumerate(lines_of(file), start=1):
+            try:
+                line = decode_line(raw)
+                if line.strip():
+                    yield parse(line)
+            except LineError as error:
+                raise InputError(f"{path}:{number} {error.reason}", error.hint) from None
+
+
 def _texts(path: Path, parse: Callable[[str], TextInput]) -> Iterator[TextInput]:
-    """Yield the text of each nonblank line of the UTF-8 file at `path`; only a line feed ends a line."""
     try:
-        with open_lines(path) as file:
-            for number, (raw, _) in enumerate(lines_of(file), start=1):
-                try:
-                    line = decode_line(raw)
-                    if line.strip():
-                        yield parse(line)
-                except LineError as error:
-                    raise InputError(f"{path}:{number} {error.reason}", error.hint) from None
+        yield from parsed_lines(path, parse)
     except FileNotFoundError:
         raise _missing(path) from None
     except GZIP_ERRORS as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from onnxtool.checkpoint.files import stated_token
+from onnxtool.checkpoint.files import FRAMING_ROLES, ROLES, stated_token
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import PLAIN, EncodedText, Limit, ReadOptions, Text, TokenOffsets, WholeText, bounded
 from onnxtool.checkpoint.module_forms import POOLING_MASK, behind_prompts
@@ -27,8 +27,6 @@ from onnxtool.reports import Json
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Tokens that frame a text; they are not terms of it.
-_FRAMING = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token")
 _LARGEST_INDEX = 2**31 - 1
 # The part that is read of a huge text must contain at least this multiple of the kept tokens.
 _ENOUGH = 2
@@ -126,8 +124,8 @@ class TextTokenizer:
 
     @cached_property
     def framing_ids(self) -> frozenset[int]:
-        """The ids of the tokens that pad, open, separate and close texts."""
-        tokens = [self.named_token(name) for name in _FRAMING]
+        """The ids of the tokens that pad, open, separate and close texts, and are not terms of them."""
+        tokens = [self.named_token(name) for name in FRAMING_ROLES]
         ids = [self._tokenizer.token_to_id(token) for token in tokens if token is not None]
         return frozenset({self._pad_id, *(token_id for token_id in ids if token_id is not None)})
 
@@ -163,7 +161,7 @@ class TextTokenizer:
     @cached_property
     def _special_ids(self) -> frozenset[int]:
         """The ids of all special tokens of the checkpoint, like transformers' `all_special_ids`."""
-        named: list[Json] = [self.named_token(name) for name in (*_FRAMING, "unk_token", "mask_token")]
+        named: list[Json] = [self.named_token(name) for name in ROLES]
         for key in ("extra_special_tokens", "additional_special_tokens"):
             stated = self._config.get(key)
             values = stated.values() if isinstance(stated, dict) else stated if isinstance(stated, list) else ()
@@ -288,7 +286,7 @@ class TextTokenizer:
         segments = np.full_like(ids, self._pad_segment_id)
         mask = np.zeros_like(ids)
         for row, text in enumerate(texts):
-            position = slice(longest - len(text), longest) if self._pad_side == "left" else slice(0, len(text))
+            position = slice(longest - len(text), longest) if self.pads_left else slice(0, len(text))
             ids[row, position], segments[row, position] = text.ids, text.segment_ids
             mask[row, position] = 1 if text.attended is None else text.attended
         arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}

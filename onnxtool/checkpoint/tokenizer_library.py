@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.checkpoint.files import stated_token
+from onnxtool.checkpoint.files import ROLES, stated_token
 from onnxtool.checkpoint.limits import Text
 from onnxtool.reading import read_text
 from onnxtool.reports import Json
@@ -20,8 +20,6 @@ from onnxtool.reports import Json
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
-# Token roles, as named in tokenizer_config.json.
-ROLES = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token", "unk_token", "mask_token")
 _SIDES = ("padding_side", "truncation_side")
 # Anserini's limit for vocabulary tokenizers; transformers uses 100.
 _LONGEST_WORD = 200

@@ -17,6 +17,7 @@ from typing import Any
 
 from onnxtool.checkpoint.files import M3_FILES, MODULE_PICKLE, MODULE_WEIGHTS
 from onnxtool.checkpoint.folder import TOKENIZER_NAME
+from onnxtool.checkpoint.page_modules import PROCESSOR_NAMES
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling
 from onnxtool.checkpoint.tasks import (
     LATE_INTERACTION,
@@ -51,7 +52,6 @@ from onnxtool.guarded import memory_limit
 from onnxtool.reports import Json
 from onnxtool.runtime.quiet import quiet
 
-_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _AUTO_CLASSES = {
     "image processor": ("AutoImageProcessor", "images"),
     "feature extractor": ("AutoFeatureExtractor", "sound"),
@@ -258,9 +258,9 @@ class Checkpoint:
         import transformers
 
         auto_class, content = _AUTO_CLASSES[kind]
-        if not any(self.source.locate(name) for name in _PROCESSORS):
+        if not any(self.source.locate(name) for name in PROCESSOR_NAMES):
             raise CheckpointError(
-                f"{self.source.model_name} has no {kind} ({_PROCESSORS[0]})",
+                f"{self.source.model_name} has no {kind} ({PROCESSOR_NAMES[0]})",
                 f"save it next to the model with its save_pretrained(...); models of {content} need one",
             )
         self.require_sound_tokenizer()

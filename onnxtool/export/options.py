@@ -6,10 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 from onnxtool.checkpoint.tasks import TASK_NAMES
-from onnxtool.checkpoint.vector_types import (
-    Dimensions,
-    PruneInGraph,
-)
+from onnxtool.checkpoint.vector_types import Dimensions, PruneInGraph
 from onnxtool.errors import ExportError, OptionError
 from onnxtool.export.targets import TARGET_NAMES, TARGETS
 from onnxtool.options import NOTHING, UNSET, Force, ManyNames, NameField, Option, OptionalPath, Options
@@ -32,22 +29,8 @@ EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that are not recorded in any other metadata entry.
 _STAMPED = (
-    "max_length",
-    *(
-        "target",
-        "tokenizer",
-        "prompt",
-        "dimensions",
-        "route",
-        "keep_raw",
-        "opset",
-        "text",
-        "allow_missing_weights",
-        "allow_pickle",
-        "device",
-    ),
-    "allow_unused_weights",
-    *("atol", "rtol", "min_cosine"),
+    *("max_length", "target", "tokenizer", "prompt", "dimensions", "route", "keep_raw", "opset", "text"),
+    *("allow_missing_weights", "allow_pickle", "device", "allow_unused_weights", "atol", "rtol", "min_cosine"),
 )
 
 

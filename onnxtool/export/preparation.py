@@ -331,8 +331,10 @@ class _Subject:
         model = _load(request, checkpoint, None)
         modality = find_modality(model, checkpoint, text=request.options.text)
         side = find_side(model, checkpoint.task)
-        if side is not None or checkpoint.is_of_pages:
-            _refuse_for_pictures(request)
+        if (side is not None or checkpoint.is_of_pages) and not request.target.takes_any_graph:
+            raise TargetError(
+                f"the target {request.target.name} takes no side of an encoder of images", "leave --target out"
+            )
         if side is not None:
             modality = with_padding(model, modality, side)
         return cls(request, checkpoint, model, modality, side)
@@ -427,14 +429,6 @@ def _plan_with_cache(subject: _Subject) -> ExportPlan:
     tolerance = TOLERANCES[DTYPES[request.options.dtype]]
     _, side, note = choose_side(subject.model.get_encoder(), subject.text, None, tolerance)
     return ExportPlan(checkpoint.task, pipeline, padding=side, reasons=tuple(filter(None, [note])))
-
-
-def _refuse_for_pictures(request: Request) -> None:
-    """Refuse options that image encoders, and the text encoders that go with them, do not support."""
-    if not request.target.takes_any_graph:
-        raise TargetError(
-            f"the target {request.target.name} takes no side of an encoder of images", "leave --target out"
-        )
 
 
 def _plan_single_call(subject: _Subject) -> ExportPlan:

@@ -24,7 +24,7 @@ from onnxtool.checkpoint.sentence_modules import ROUTER_NAME
 from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError, some
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.decoding.encoder_decoder import encoder_path
-from onnxtool.export.modalities.modality import SEQUENCE, DescribedInputs
+from onnxtool.export.modalities.modality import SEQUENCE
 from onnxtool.export.options import ExportOptions, check_opset
 from onnxtool.export.preparation import Job, Request, find_requests, prepare
 from onnxtool.export.report import ExportReport
@@ -269,12 +269,8 @@ def _export_by(
     strategy: ExportStrategy, job: Job, verifier: ExportVerifier, outputs: ExitStack
 ) -> tuple[ExportReport, Path]:
     """Trace, write, verify and stamp with one strategy; return the report and the staged graph."""
-    options, specification, paths, stopwatch = (
-        job.request.options,
-        job.plan.specification,
-        job.request.paths,
-        job.stopwatch,
-    )
+    options, paths = job.request.options, job.request.paths
+    specification, stopwatch = job.plan.specification, job.stopwatch
     model = job.models.take(strategy.attention)
     architecture = type(model).__name__
     stopwatch.lap("load")
@@ -395,13 +391,18 @@ def _stamp_files(
     sidecars: Path,
 ) -> None:
     """Record inputs, verification and tokenizer in each file; an encoder shares the figures of its decoder."""
-    inputs = job.plan.pipeline.inputs(strategy, verifier.cases(strategy, job.lengths))
+    inputs, path = job.plan.pipeline.inputs(strategy, verifier.cases(strategy, job.lengths)), sidecars / TOKENIZER_NAME
+    has_tokenizer = job.tokenizer is not None and path.is_file()
+    tokenizer_sha256 = hashlib.sha256(read_bytes(path)).hexdigest() if has_tokenizer else ""
     for number, file in enumerate(files):
         figures = verifications[number if number < len(verifications) else 0]
-        _stamp_inputs(file, inputs[number if number < len(inputs) else 0])
+        stamp = InputStamp.of(file.structure.inputs, *inputs[number if number < len(inputs) else 0])
+        if stamp.inputs:  # of the model's; a target may have others
+            file.stamp({INPUTS_KEY: stamp.json})
         if figures is not None and job.lengths.longest is not None:
             file.stamp({VERIFIED_LENGTH_KEY: str(verifier.longest_case(figures))})
-        _stamp_tokenizer(file, job, sidecars)
+        if tokenizer_sha256:  # this tokenizer.json reads texts as transformers does
+            file.stamp({TOKENIZER_KEY: tokenizer_sha256})
         file.stamp(step_entry("export", figures, exporter=strategy.exporter.name))
 
 
@@ -511,13 +512,6 @@ def _check_files(job: Job) -> None:
             specification.check_tokens(own, folder, texts)
 
 
-def _stamp_tokenizer(file: ModelFile, job: Job, folder: Path) -> None:
-    """Record in a file which tokenizer.json tokenizes like transformers, so that later commands need not check."""
-    path = folder / TOKENIZER_NAME
-    if job.tokenizer is not None and path.is_file():
-        file.stamp({TOKENIZER_KEY: hashlib.sha256(read_bytes(path)).hexdigest()})
-
-
 def _encoder_of(decoder: Path) -> list[Path]:
     """Return the encoder that an earlier export wrote next to the file being replaced, if there is one."""
     path = encoder_path(decoder)
@@ -528,13 +522,6 @@ def _encoder_of(decoder: Path) -> list[Path]:
     return [path] if is_its_own else []
 
 
-def _stamp_inputs(file: ModelFile, described: DescribedInputs) -> None:
-    """Record a file's inputs, as far as they are the model's, and how long its texts were."""
-    stamp = InputStamp.of(file.structure.inputs, *described)
-    if stamp.inputs:
-        file.stamp({INPUTS_KEY: stamp.json})
-
-
 def _describe(job: Job, strategy: ExportStrategy) -> dict[str, str]:
     """Return the metadata of an export; the same export with the same packages always has the same metadata.
 
@@ -542,8 +529,7 @@ def _describe(job: Job, strategy: ExportStrategy) -> dict[str, str]:
     """
     checkpoint, options, max_length = job.checkpoint, job.request.options, job.lengths.longest
     config = checkpoint.config
-    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    figures = {key: _figure(text_config, name) for key, name in _FIGURES.items()}
+    figures = {key: _figure(config.get_text_config(), name) for key, name in _FIGURES.items()}
     source = checkpoint.source
     metadata = {
         "model_type": str(config.model_type),

@@ -31,7 +31,7 @@ from onnxtool.checkpoint.folder import (
     require_cached_commit,
 )
 from onnxtool.checkpoint.module_settings import require_no_routes
-from onnxtool.checkpoint.sentence_modules import STATIC_KINDS, TRANSFORMERS, stays_inside
+from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, stays_inside
 from onnxtool.errors import CheckpointError, first_line
 from onnxtool.export.pickles import load_pickle
 from onnxtool.model_file.metadata import License
@@ -227,7 +227,7 @@ class Source(ModuleFiles):
     @property
     def is_static(self) -> bool:
         """Whether the checkpoint begins with a table instead of a transformer."""
-        return self.sentence_modules.kinds[:1] != () and self.sentence_modules.kinds[0] in STATIC_KINDS
+        return self.sentence_modules.is_static
 
     @property
     def is_m3(self) -> bool:

@@ -192,15 +192,8 @@ def _byte_bpe(content: Mapping[str, Any]) -> ByteBpe:
         raise _refused(f"the pre-tokenizer {', '.join(kind for kind, _ in splits) or 'none'} in front of byte pairs")
     if splits[0][1].get("add_prefix_space"):
         raise _refused("a space that is put before each text (add_prefix_space)")
-    unsupported = (
-        "dropout",
-        "continuing_subword_prefix",
-        "end_of_word_suffix",
-        "fuse_unk",
-        "byte_fallback",
-        "ignore_merges",
-    )
-    for name in unsupported:
+    affixes = ("continuing_subword_prefix", "end_of_word_suffix")
+    for name in (*affixes, "dropout", "fuse_unk", "byte_fallback", "ignore_merges"):
         if model.get(name):
             raise _refused(f"{name} of byte pairs")
     vocabulary = {**model["vocab"], **{token.content: token.token_id for token in added}}

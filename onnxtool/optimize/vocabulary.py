@@ -22,14 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.files import MODULE_WEIGHTS
+from onnxtool.checkpoint.files import MODULE_WEIGHTS, ROLES
 from onnxtool.checkpoint.folder import SMALL_FILES, TOKENIZER_NAME, CheckpointFolder, Prompts, find_checkpoint_folder
 from onnxtool.checkpoint.limits import EncodedText, Limit, Text, fixed_shape, reserved_positions, text_limit
 from onnxtool.checkpoint.sentence_modules import as_list
 from onnxtool.checkpoint.static_embeddings import IDF_NAME, SparseStaticEmbedding, table_files
 from onnxtool.checkpoint.text_files import are_queries, iterate_texts
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.tokenizer_library import ROLES
 from onnxtool.checkpoint.vocabulary import Vocabulary, ids_in_settings, renumber_settings, renumbering
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError, PassError, shorten, some
 from onnxtool.graph.shapes import find_shapes

@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.files import ROLES
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import Limit, Text
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.tokenizer_guard import panics_as_exceptions, require_harmless
-from onnxtool.checkpoint.tokenizer_library import ROLES, EffectiveTokenizer, lower_case
+from onnxtool.checkpoint.tokenizer_library import EffectiveTokenizer, lower_case
 from onnxtool.errors import CheckpointError, InputError, OnnxtoolError, first_line, shorten
 from onnxtool.guarded import in_time
 from onnxtool.reading import read_text, require_small_settings

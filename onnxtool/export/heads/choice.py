@@ -77,6 +77,10 @@ class _HeadKind:
     pooling: type[PoolingModule]
     general: tuple[str, ...]
 
+    def head(self, modules: tuple[PoolingModule, ...]) -> GraphHead:
+        """Return the head that computes `modules`."""
+        return GraphHead(self.name, self.source, self.output, self.task, modules)
+
 
 _KINDS: tuple[_HeadKind, ...] = (
     _HeadKind("splade", "logits", "sparse", "sparse-encoding", SpladePooling, ("fill-mask", "text-generation")),
@@ -187,7 +191,7 @@ def read_head(name: str, source: Source) -> GraphHead | None:
             f"{source.model_name} does not say how it pools: it has no modules.json with a {kind.pooling.__name__}",
             "pass --head none, and pool after the model; a hub model needs the network once for this file",
         )
-    return GraphHead(kind.name, kind.source, kind.output, kind.task, modules or (SpladePooling(),))
+    return kind.head(modules or (SpladePooling(),))
 
 
 def _late_interaction(kind: _HeadKind, source: Source) -> GraphHead:
@@ -201,10 +205,7 @@ def _late_interaction(kind: _HeadKind, source: Source) -> GraphHead:
     read_mask(modules)  # fail if `infer` would refuse the export
     expansion = QueryExpansion.of(modules, source)
     unseen = 0 if expansion is None or expansion.attend else expansion.length
-    return GraphHead(
-        kind.name, kind.source, kind.output, kind.task, read_token_modules(modules), keeps_tokens=True,
-        unseen_length=unseen,
-    )  # fmt: skip
+    return replace(kind.head(read_token_modules(modules)), keeps_tokens=True, unseen_length=unseen)
 
 
 def expanding_token(source: Source, tokenizer: Any) -> int | None:
@@ -259,7 +260,7 @@ def _plain_reranker(checkpoint: Checkpoint) -> GraphHead:
         )
     kind = next(kind for kind in _KINDS if kind.pooling is LogitScore)
     score = LogitScore(*(vocabulary[token] for token in _VERDICTS))
-    return GraphHead(kind.name, kind.source, kind.output, kind.task, (score,))
+    return kind.head((score,))
 
 
 def check_head(name: str, task: str) -> None:
@@ -310,7 +311,10 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
         choice = HeadChoice(name, _plain_reranker(checkpoint) if is_plain else read_head(name, checkpoint.source))
     elif checkpoint.architecture == SPARSE_STATIC:
         choice = HeadChoice("none", None, "terms are weighed by a table")
-    elif checkpoint.task in (kind.task for kind in _KINDS) or _says_little(checkpoint, task):
+    elif checkpoint.task in (kind.task for kind in _KINDS) or (
+        # Neither the user nor modules.json says what this masked language model is for.
+        task == "auto" and checkpoint.task == "fill-mask" and not checkpoint.source.sentence_modules.modules
+    ):
         choice = _recognize(checkpoint, task)
         off = (
             "--head logits leaves the logits"
@@ -328,11 +332,6 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
     elif name == "auto" and "logits" in signature.outputs:
         return replace(choice, name="logits")
     return choice
-
-
-def _says_little(checkpoint: Checkpoint, task: str) -> bool:
-    """Return whether neither a user nor modules.json says what a masked language model checkpoint is for."""
-    return task == "auto" and checkpoint.task == "fill-mask" and not checkpoint.source.sentence_modules.modules
 
 
 def _recognize(checkpoint: Checkpoint, task: str) -> HeadChoice:
@@ -496,15 +495,10 @@ def splade_evidence(source: Source) -> str:
     return ""
 
 
-def says_splade(text: str) -> bool:
-    """Return whether a name says that something is a SPLADE, and not that it is none."""
-    return any(match["named"] for match in _SAYS_SPLADE.finditer(text))
-
-
 def _named(parts: Sequence[str]) -> str:
-    """Return the last path component that is a real name, if it says SPLADE; else an empty string."""
+    """Return the last path component that is a real name, if it says SPLADE and does not negate it; else nothing."""
     name = next((part for part in reversed(parts) if _NO_NAME.fullmatch(part) is None), "")
-    return name if says_splade(name) else ""
+    return name if any(match["named"] for match in _SAYS_SPLADE.finditer(name)) else ""
 
 
 def _found(value: Json) -> str:

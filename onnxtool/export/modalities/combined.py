@@ -114,13 +114,8 @@ class SideBySide:
         cases = []
         for row in range(max(map(len, columns))):
             picked = [column[row % len(column)] for column in columns]
-            cases.append(
-                Case(
-                    " and ".join(case.description for case in picked),
-                    _merge(dict(case.feeds) for case in picked),
-                    None,
-                )
-            )
+            description = " and ".join(case.description for case in picked)
+            cases.append(Case(description, _merge(dict(case.feeds) for case in picked), None))
         return cases
 
     @property
