@@ -38,11 +38,11 @@ NO_VARIABLES = frozenset(
     )
 )
 FORMATS = ("flat", "structured", "auto")
-_MOST_SECONDS = 5  # for so many texts; a template takes a millisecond for one
-_TEXTS_A_REQUEST = 64
-_MOST_BYTES = 512 << 20  # a process that has loaded the renderer has a third of that
-_BYTES_A_CHARACTER = 64  # in addition to those, for each text
-_MOST_CHARACTERS, _GROWTH = 1_000_000, 16  # of a chat, and this many times the characters of its texts
+_MAX_SECONDS = 5  # for _TEXTS_PER_REQUEST; a template takes a millisecond for one
+_TEXTS_PER_REQUEST = 64
+_MAX_BYTES = 512 << 20  # a process that has loaded the renderer has a third of that
+_BYTES_PER_CHARACTER = 64  # in addition to those, for each text
+_MAX_CHARACTERS, _GROWTH = 1_000_000, 16  # of a chat, and this many times the characters of its texts
 # One process for all templates: loading the renderer takes a second.
 _CHILD = GuardedChild(f"{__name__}:render_chats", ("transformers.utils.chat_template_utils",))
 
@@ -131,26 +131,26 @@ class ChatTemplate:
         about: dict[str, Json] = {"task": task} if task is not None and self.reads_task else {}
         variables = {**self.special_tokens, **about, **self.passed}
         chats: list[str] = []
-        for start in range(0, len(texts), _TEXTS_A_REQUEST):
+        for start in range(0, len(texts), _TEXTS_PER_REQUEST):
             chats += self._ask(
-                [self.messages(text, prompt) for text in texts[start : start + _TEXTS_A_REQUEST]], variables
+                [self.messages(text, prompt) for text in texts[start : start + _TEXTS_PER_REQUEST]], variables
             )
         return chats
 
     def _ask(self, conversations: list[list[dict[str, Json]]], variables: Mapping[str, Json]) -> list[str]:
         """Render in the child; without conversations, return the names of the template's variables."""
         size = len(str(conversations))
-        num_bytes = _MOST_BYTES + _BYTES_A_CHARACTER * size
+        num_bytes = _MAX_BYTES + _BYTES_PER_CHARACTER * size
         try:
             chats: list[str] = _CHILD.call(
-                [self.source, conversations, dict(variables), _MOST_CHARACTERS + _GROWTH * size],
-                seconds=_MOST_SECONDS,
+                [self.source, conversations, dict(variables), _MAX_CHARACTERS + _GROWTH * size],
+                seconds=_MAX_SECONDS,
                 num_bytes=num_bytes,
             )
         except ChildError as error:
             raise self._failure(str(error)) from None
         except ChildEndedError as error:
-            raise self._failure(error.reason(_MOST_SECONDS, num_bytes)) from None
+            raise self._failure(error.reason(_MAX_SECONDS, num_bytes)) from None
         return chats
 
     def messages(self, text: Text, prompt: str = "") -> list[dict[str, Json]]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _Array = TypeVar("_Array")
 _Content = TypeVar("_Content")
-_MOST_MODULE_BYTES = 1 << 32  # weights of a module; token embedding tables are the largest
+_MAX_MODULE_BYTES = 1 << 32  # weights of a module; token embedding tables are the largest
 
 # The file that marks a PEFT adapter, alone or next to a model.
 ADAPTER_NAME = "adapter_config.json"
@@ -154,7 +154,7 @@ class CheckpointFiles(ABC):
             )
         entries: list[tuple[str, Any]]
         try:
-            content = read_bytes(path, _MOST_MODULE_BYTES) if path.suffix != ".bin" else self.unpickle(path)
+            content = read_bytes(path, _MAX_MODULE_BYTES) if path.suffix != ".bin" else self.unpickle(path)
             entries = deserialize(content)  # type: ignore[no-untyped-call]  # a Rust extension without types
             converted = ((name, convert(name, entry)) for name, entry in entries)
             return {name: array for name, array in converted if array is not None}

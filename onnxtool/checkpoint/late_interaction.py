@@ -32,11 +32,11 @@ _ROLES = ("query", "document")
 # Default query length of Stanford's ColBERT and of PyLate.
 _USUAL_LENGTH = 32
 # Settings of the transformer module that PyLate keeps with the encoder settings.
-_OF_TRANSFORMER = ("query_length", "document_length", "query_expansion")
-_MOST_TOKENS = 1 << 16  # tokens in an expanded query: more than any encoder takes
+_TRANSFORMER_KEYS = ("query_length", "document_length", "query_expansion")
+_MAX_TOKENS = 1 << 16  # tokens in an expanded query: more than any encoder takes
 # If any of these keys is present, queries are expanded unless do_query_expansion is false.
 _PYLATE_KEYS = (
-    *_OF_TRANSFORMER,
+    *_TRANSFORMER_KEYS,
     *("do_query_expansion", "attend_to_expansion_tokens", "attend_to_mask_tokens"),
     *("query_prefix", "document_prefix", "skiplist_words"),
 )
@@ -71,13 +71,13 @@ class QueryExpansion:
         settings = as_object(stated)
         length, strategy = positive(settings.get("length")), settings.get("strategy")
         attend, token = settings.get("attend", False), settings.get("token")
-        if length is not None and length > _MOST_TOKENS:
+        if length is not None and length > _MAX_TOKENS:
             raise files.refuse(f"{files.label} expands queries to {length} tokens", "it may be malicious")
         is_known = settings.keys() <= {"strategy", "attend", "token", "length"} and strategy in ("fixed", "min")
         if not is_known or length is None or not isinstance(attend, bool) or not isinstance(token, str | None):
             raise files.refuse(
                 f"{files.label} expands queries by {stated!r}; sentence-transformers knows the strategies fixed and "
-                "min, with a length, and attend and token beside it"
+                "min, with a length, and with attend and token"
             )
         if "message" in as_object(modules.transformer.get("modality_config")):
             raise files.refuse(
@@ -137,10 +137,10 @@ def as_multi_vector(modules: SentenceModules, files: CheckpointFiles) -> Sentenc
     Raises:
         OnnxtoolError: a file is malformed.
     """
-    return _of_settings(modules, files) if modules.modules else _of_stanford(files)
+    return _from_settings(modules, files) if modules.modules else _from_stanford(files)
 
 
-def _of_settings(modules: SentenceModules, files: CheckpointFiles) -> SentenceModules:
+def _from_settings(modules: SentenceModules, files: CheckpointFiles) -> SentenceModules:
     """Convert PyLate's settings to sentence-transformers' layout, and its inline steps to modules."""
     encoder = modules.encoder
     prompts = dict(as_object(encoder.get("prompts")))
@@ -171,7 +171,7 @@ def _of_settings(modules: SentenceModules, files: CheckpointFiles) -> SentenceMo
 def _settings_of_transformer(encoder: Mapping[str, Json]) -> dict[str, Json]:
     settings = {
         key: encoder[key]
-        for key in _OF_TRANSFORMER
+        for key in _TRANSFORMER_KEYS
         if key in encoder and (encoder[key] is not None or key == "query_expansion")
     }
     if "query_expansion" in settings or not any(key in encoder for key in _PYLATE_KEYS):
@@ -183,7 +183,7 @@ def _settings_of_transformer(encoder: Mapping[str, Json]) -> dict[str, Json]:
     return {**settings, "query_expansion": {"strategy": "fixed", "attend": bool(attend), "length": length}}
 
 
-def _of_stanford(files: CheckpointFiles) -> SentenceModules:
+def _from_stanford(files: CheckpointFiles) -> SentenceModules:
     """Describe a checkpoint of Stanford's ColBERT from its artifact.metadata, or by defaults if that is missing."""
     metadata = files.read_object(METADATA_NAME)
     markers = zip(_ROLES, ("query_token_id", "doc_token_id"), ("[unused0]", "[unused1]"), strict=True)

@@ -193,7 +193,7 @@ Value = TypeVar("Value")
 Text = str | tuple[str, str]
 
 # A text is huge if it exceeds both this many characters per kept token and this many in total.
-_CHARACTERS_A_TOKEN, _LEAST_HUGE = 64, 1 << 14
+_CHARACTERS_PER_TOKEN, _MIN_HUGE = 64, 1 << 14
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ def bounded(text: Text, limit: Limit, side: str) -> Text:
     It ends at a space, and the tokens before that do not depend on what follows. A text that is not huge is returned
     unchanged.
     """
-    size = max(_LEAST_HUGE, _CHARACTERS_A_TOKEN * limit.tokens)
+    size = max(_MIN_HUGE, _CHARACTERS_PER_TOKEN * limit.tokens)
     if isinstance(text, str):
         return _bounded_part(text, size, side)
     if max(map(len, text)) <= size:
@@ -403,8 +403,8 @@ def _require_room(num_taken: int, room: int, limit: Limit, *, least: int) -> Non
     """Refuse to truncate a text if the other tokens leave fewer than `least` for it."""
     if room - num_taken < least:
         raise InputError(
-            f"{limit.source} allows {limit.tokens} tokens, which leaves {max(room - num_taken, 0)} for the text beside "
-            f"the other tokens: fewer than {least}",
+            f"{limit.source} allows {limit.tokens} tokens, which leaves {max(room - num_taken, 0)} for the text next "
+            f"to the other tokens: fewer than {least}",
             "shorten the query, let windows share fewer tokens, or export the model for longer texts",
         )
 

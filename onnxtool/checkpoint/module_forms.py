@@ -1,6 +1,6 @@
 """Base classes of sentence-transformers modules after the transformer: one computation in two forms.
 
-`build` appends it to a graph; `runtime.computed_modules` makes a model of its own of it for graphs that end before it.
+`build` appends it to a graph; `runtime.computed_modules` makes it a separate model for graphs that end before it.
 `reference` is a few lines of PyTorch from the module's definition, used to verify exports; the caller passes PyTorch
 in, because this package does not import it. Modes of Pooling have the same two forms.
 

@@ -21,11 +21,11 @@ _PROCESSORS = {
     "ColQwen2Processor": _QUERY_AND_PAGE,
     "ColModernVBertProcessor": (*_QUERY_AND_PAGE, "image_seq_len"),
 }
-_OF_MODELS = {name.removesuffix("Processor").lower(): name for name in _PROCESSORS}
+_MODEL_PROCESSORS = {name.removesuffix("Processor").lower(): name for name in _PROCESSORS}
 # Fixed-size pages, which consist only of pixels.
 _WHOLE = "ColPaliProcessor"
 # sentence-transformers 6.2 calls it in a way that drops the suffix of queries and the tokens of pages.
-_NOT_OF_MODULES = "ColModernVBertProcessor"
+_WITHOUT_MODULES = "ColModernVBertProcessor"
 # Class and file names, and parts that are read separately.
 _HARMLESS = ("processor_class", "image_processor", "chat_template", "auto_map")
 # sentence-transformers settings of a page retriever, which returns vectors itself, and settings without effect.
@@ -69,7 +69,7 @@ def _processor_name(files: CheckpointFiles) -> str:
     """Return the processor class named in a checkpoint."""
     # Processors without other settings were saved without a separate file. If none is named, the model decides.
     names = {file: files.read_object(file).get("processor_class") for file in (_NAME, PROCESSOR_NAMES[0], _TOKENIZER)}
-    names["config.json"] = _OF_MODELS.get(str(files.read_object("config.json").get("model_type")))
+    names["config.json"] = _MODEL_PROCESSORS.get(str(files.read_object("config.json").get("model_type")))
     file, name = next(((file, name) for file, name in names.items() if name is not None), (_NAME, None))
     if not isinstance(name, str) or name not in _PROCESSORS:
         raise files.refuse(
@@ -130,8 +130,8 @@ def require_known_page_modules(files: CheckpointFiles) -> None:
         raise files.refuse(
             f"{files.label} has settings that onnxtool does not support: {'; '.join(unknown)[:300]}", hint
         )
-    if name == _NOT_OF_MODULES:
+    if name == _WITHOUT_MODULES:
         raise files.refuse(
-            f"sentence-transformers 6.2 calls {name} so that pages have no tokens, and queries lack those behind them",
+            f"sentence-transformers 6.2 calls {name} so that pages have no tokens, and queries lack those after them",
             hint,
         )

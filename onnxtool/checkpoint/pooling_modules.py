@@ -48,7 +48,7 @@ from onnxtool.reports import Json
 _SMALLEST_NORM = 1e-12
 _LAYER_NORM_EPSILON = 1e-5  # torch's default, which sentence-transformers does not change
 _NAMES = ("module_input_name", "module_output_name")  # of what a module reads and makes
-# The first token, of those behind a prompt where there are any, for which these count twice; and the last one.
+# `cls` takes the first token after the prompt, whose tokens count twice for that; `lasttoken` takes the last one.
 _FIRST, _LAST = POOLING_MODES["cls"], POOLING_MODES["lasttoken"]
 # Checkpoints older than that setting, whose prompts sentence-transformers excludes by hub id.
 INSTRUCTORS = ("hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl")
@@ -314,7 +314,7 @@ class Truncate(PoolingModule):
 
     @property
     def description(self) -> str:
-        """Say how many."""
+        """Name the number of dimensions."""
         return f"the first {self.dimensions} dimensions"
 
 
@@ -445,11 +445,11 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
         )
     for place, module in enumerate(stored):
         if place != num_before and works_on_tokens(module) != (place < num_before):
-            side = "before its" if place < num_before else "behind its"
+            side = "before its" if place < num_before else "after its"
             raise files.refuse(
                 f"{files.label} computes {module.kind} {side} {first.__name__}, on "
                 f"{VECTOR if place < num_before else TOKENS}; onnxtool computes modules of tokens before it, and of "
-                "vectors behind it"
+                "vectors after it"
             )
     if transformer_output(modules) != first.reads:
         raise files.refuse(
@@ -459,7 +459,7 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
     if sum(_CLASSES[module.kind].pools_tokens for module in stored) > 1:
         raise files.refuse(f"{files.label} pools twice, and tokens can be pooled once")
     if first is LogitScore and len(stored) > 1:
-        raise files.refuse(f"{files.label} computes {stored[1].kind} behind a score, which onnxtool does not")
+        raise files.refuse(f"{files.label} computes {stored[1].kind} after a score, which onnxtool does not")
     return _read_all(stored, modules, _ENCODER_MODULES.get(first, ("", first)))
 
 
@@ -479,13 +479,13 @@ def read_modules_of_sides(modules: SentenceModules) -> tuple[PoolingModule, ...]
 def _read_of_vectors(
     stored: Sequence[StoredModule], modules: SentenceModules, source: str
 ) -> tuple[PoolingModule, ...]:
-    """Read modules of vectors, behind a `source` of them."""
+    """Read modules of vectors, after a `source` of them."""
     unsupported = [
         m.kind for m in stored if m.kind not in _CLASSES or _CLASSES[m.kind].pools_tokens or works_on_tokens(m)
     ]
     if unsupported:
         raise modules.modules[0].files.refuse(
-            f"{modules.modules[0].files.label} computes {', '.join(unsupported)} behind {source}, which onnxtool does "
+            f"{modules.modules[0].files.label} computes {', '.join(unsupported)} after {source}, which onnxtool does "
             "not"
         )
     return _read_all(stored, modules, _ENCODER_MODULES[Pooling])

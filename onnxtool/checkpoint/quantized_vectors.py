@@ -271,7 +271,7 @@ def read_ranges(path: Path) -> Ranges:
     """
     try:
         if path.suffix == ".json":
-            return _of_manifest(read_json(path), path)
+            return _manifest_ranges(read_json(path), path)
         array = load_array(path)
     except OSError as error:
         raise InputError(f"cannot read the ranges {path}: {error.strerror or error}", "check --ranges") from None
@@ -280,7 +280,7 @@ def read_ranges(path: Path) -> Ranges:
     return check_ranges(array, str(path))
 
 
-def _of_manifest(content: Json, path: Path) -> Ranges:
+def _manifest_ranges(content: Json, path: Path) -> Ranges:
     entry: Any = content
     for key in ("identity", "vectors", "ranges"):
         entry = entry.get(key) if isinstance(entry, Mapping) else None

@@ -176,7 +176,7 @@ class SentenceModules:
         return _DUAL in self.kinds or text.get("method") == "get_text_features"
 
     @property
-    def _of_calls(self) -> Mapping[str, Json]:
+    def _call_arguments(self) -> Mapping[str, Json]:
         """The arguments of the tokenizer's calls."""
         return as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
 
@@ -186,7 +186,7 @@ class SentenceModules:
 
         `max_length` in the tokenizer's call arguments precedes the tokenizer's own limit, as in version 6.2.
         """
-        return positive(self._of_calls.get("max_length")) or positive(self.transformer.get("max_seq_length"))
+        return positive(self._call_arguments.get("max_length")) or positive(self.transformer.get("max_seq_length"))
 
     def stated_length(self, task: str) -> int | None:
         """Return sentence-transformers' task-specific token limit, which overrides all others; None if not set.
@@ -198,14 +198,14 @@ class SentenceModules:
         stated, least = positive(self.transformer.get(f"{task}_length")), positive(expansion.get("length"))
         if expansion.get("strategy") == "fixed":
             return least
-        if positive(self._of_calls.get("max_length")) is not None or stated is None:
+        if positive(self._call_arguments.get("max_length")) is not None or stated is None:
             return None
         return stated if least is None else max(stated, least)
 
     @property
     def adds_special_tokens(self) -> bool:
         """Whether the tokenizer adds special tokens around a text."""
-        return self._of_calls.get("add_special_tokens") is not False and not self.is_static
+        return self._call_arguments.get("add_special_tokens") is not False and not self.is_static
 
     @property
     def lower_cases(self) -> bool:
@@ -263,7 +263,7 @@ def _read_routes(
         if chosen is not None:
             raise files.refuse(f"the route {chosen!r} was chosen, and {files.label} has no routes", "leave it out")
         return modules, None, (), {}
-    before, router, behind = modules[:place], modules[place], modules[place + 1 :]
+    before, router, after = modules[:place], modules[place], modules[place + 1 :]
     name = router.file(ROUTER_NAME)
     settings: Mapping[str, Json] = files.read_object(name)
     if not settings and router.folder:  # as Asym wrote it
@@ -279,7 +279,7 @@ def _read_routes(
     if chosen is None or chosen == "document":
         document = _documents_of_lookup(routes, as_object(settings.get("parameters")))
         if document and not before:
-            return (*document, *behind), routes["query"][0], (), {}
+            return (*document, *after), routes["query"][0], (), {}
     looked_up = {route for route, members in routes.items() if [module.kind for module in members] == [SPARSE_STATIC]}
     stated_routes = {task: _route_of(task, tuple(routes), as_object(settings.get("parameters"))) for task in _TASKS}
     route_of = {task: route for task, route in stated_routes.items() if route in routes and route not in looked_up}
@@ -289,7 +289,7 @@ def _read_routes(
         available = ", ".join(route for route in routes if route not in looked_up)
         problem = "has no model: its texts are looked up" if chosen in looked_up else "is none of the checkpoint's"
         raise files.refuse(f"the route {chosen!r} of {files.label} {problem}", f"choose one of {available or 'none'}")
-    return (*before, *routes[chosen], *behind), None, (), route_of
+    return (*before, *routes[chosen], *after), None, (), route_of
 
 
 def _route_of(task: str, routes: Sequence[str], parameters: Mapping[str, Json]) -> Json:

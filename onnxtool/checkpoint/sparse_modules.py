@@ -107,7 +107,7 @@ class LargestTerms(PoolingModule):
 
     @property
     def description(self) -> str:
-        """Say how many."""
+        """Name the number of terms."""
         return f"the {self.count} largest terms"
 
 

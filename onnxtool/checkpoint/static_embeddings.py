@@ -19,7 +19,7 @@ from onnxtool.checkpoint.tokenizer_guard import require_harmless, tokenizer_erro
 from onnxtool.errors import OnnxtoolError
 
 _KEYS = frozenset(("frozen", "path"))
-_MOST_TOKENS = 2**24  # far above any vocabulary: a hostile tokenizer may give a token the id 4 billion
+_MAX_TOKENS = 2**24  # far above any vocabulary: a hostile tokenizer may give a token the id 4 billion
 IDF_NAME = "idf.json"  # weights by token, which other consumers read
 # Keys of tokenizer.json that affect tokens; the rest are about truncation and padding.
 _TOKENIZATION = ("added_tokens", "normalizer", "pre_tokenizer", "model")
@@ -98,7 +98,7 @@ def _weights_by_token(stored: StoredModule) -> NDArray[np.float32]:
         )
         raise stored.files.malformed(name, reason if stated else "it is empty or missing")
     size = max(tokens.values()) + 1
-    if size > _MOST_TOKENS:
+    if size > _MAX_TOKENS:
         raise stored.files.malformed(name, f"the tokenizer has the token {size - 1}, and the table a row for each")
     weights = np.zeros(size, np.float32)
     weights[[tokens[token] for token in stated]] = np.asarray(numbers, np.float32)

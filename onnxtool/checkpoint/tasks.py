@@ -34,7 +34,7 @@ class Task:
     own_suffixes: tuple[str, ...] = ()
 
 
-_OF_PAGES = ("ForRetrieval",)  # page image retrievers, which encode queries too
+_PAGE_RETRIEVERS = ("ForRetrieval",)  # page image retrievers, which encode queries too
 
 # The first row with the architecture in its auto classes wins, then the first with a matching suffix; so translation
 # precedes fill-mask, which also has BART, and the general `Model` comes last.
@@ -58,8 +58,8 @@ TASKS: tuple[Task, ...] = (
     Task("audio-classification", ("AutoModelForAudioClassification",)),
     Task("feature-extraction", ("AutoModel", "AutoModelForTextEncoding"), ("Model",)),
     Task("sentence-similarity", ("AutoModel",)),
-    Task(LATE_INTERACTION, ("AutoModel",), own_suffixes=_OF_PAGES),
-    Task(TASK_OF_PICTURES, ("AutoModel",), own_suffixes=_OF_PAGES),
+    Task(LATE_INTERACTION, ("AutoModel",), own_suffixes=_PAGE_RETRIEVERS),
+    Task(TASK_OF_PICTURES, ("AutoModel",), own_suffixes=_PAGE_RETRIEVERS),
 )
 TASK_NAMES = tuple(task.name for task in TASKS)
 

@@ -17,8 +17,8 @@ from onnxtool.reports import Json
 CORPORA = ("corpus.jsonl", "corpus.parquet", "corpus.tsv", "collection.tsv", "corpus.txt", "corpus")
 _COLUMNS = {"id", "_id", "docid", "pid", "qid", "title", "text", "contents", "passage", "query"}
 FIELDS_PAGE = "docs/guide/corpus.md, Fields of a line"
-_MOST_FIELDS = 8
-_BESIDE_DOCUMENTS = ("queries", "topics", "qrels")
+_MAX_FIELDS = 8
+_COMPANION_NAMES = ("queries", "topics", "qrels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class LineError(ValueError):
 
 def is_beside_documents(name: str) -> bool:
     """Whether a file or folder is named like the queries or judgements of a test collection."""
-    return name.rstrip("/").partition(".")[0].lower() in _BESIDE_DOCUMENTS
+    return name.rstrip("/").partition(".")[0].lower() in _COMPANION_NAMES
 
 
 def are_queries(path: Any) -> bool:
@@ -102,7 +102,7 @@ def read_texts(path: StrPath) -> tuple[TextInput, ...]:
     return tuple(iterate_texts(Path(path)))
 
 
-_MOST_COUNTED_BYTES = 1 << 30  # to show how many texts are left
+_MAX_COUNTED_BYTES = 1 << 30  # to show how many texts are left
 
 
 def iterate_texts(path: Path) -> Iterator[TextInput]:
@@ -146,7 +146,7 @@ def count_lines(path: Path) -> int:
     """Return the number of line feeds in the file at `path`; 0 if that takes seconds, or decoding (stdin, `.gz`)."""
     if path == STDIN or path.name.lower().endswith(".gz") or not path.is_file():
         return 0
-    if path.stat().st_size > _MOST_COUNTED_BYTES:
+    if path.stat().st_size > _MAX_COUNTED_BYTES:
         return 0
     with open_regular(path) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
@@ -265,8 +265,8 @@ def named_text(entry: dict[str, Json], *, is_query: bool = False) -> TextInput:
 
 
 def _lacks(field: str, names: str, entry: dict[str, Json], name: str | None = None) -> LineError:
-    """Say what a line lacks; the fields that it has follow a colon, since they differ from line to line."""
-    fields = some(list(entry), _MOST_FIELDS) or "none"
+    """Make the error for a missing field; the fields that a line has follow a colon, as they differ by line."""
+    fields = some(list(entry), _MAX_FIELDS) or "none"
     return LineError(f"has no {field}: {names}, and the line's fields are {fields}", f"see {FIELDS_PAGE}", name)
 
 

@@ -152,7 +152,7 @@ def read_token_modules(modules: SentenceModules) -> tuple[PoolingModule, ...]:
     if modules.kinds[0] not in TRANSFORMERS or not _CLASSES.keys() >= {*modules.kinds[1:]}:
         raise files.refuse(
             f"{files.label} has the modules {', '.join(modules.kinds)}, and onnxtool computes late interaction of a "
-            f"transformer, with {', '.join(_CLASSES)} behind it"
+            f"transformer, with {', '.join(_CLASSES)} after it"
         )
     computed = []
     for module in modules.modules[1:]:

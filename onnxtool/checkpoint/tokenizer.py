@@ -31,9 +31,9 @@ _LARGEST_INDEX = 2**31 - 1
 # The part that is read of a huge text must contain at least this multiple of the kept tokens.
 _ENOUGH = 2
 # Time limit for a tokenizer with regular expressions on a busy machine; a slow one reads 500,000 characters per second.
-_MOST_SECONDS, _SLOWEST = 10.0, 20_000
+_MAX_SECONDS, _SLOWEST = 10.0, 20_000
 
-_MOST_TOKENS_OF_A_LETTER = 1_000  # with the tokens that frame it
+_MAX_TOKENS_PER_LETTER = 1_000  # with the tokens that frame it
 
 
 class TextTokenizer:
@@ -77,7 +77,7 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         with tokenizer_errors(self._unreadable):
             num_tokens = len(self._tokenizer.encode("a").ids)
-        if num_tokens > _MOST_TOKENS_OF_A_LETTER:  # each text would take as long
+        if num_tokens > _MAX_TOKENS_PER_LETTER:  # each text would take as long
             raise self._unreadable(f"it makes {num_tokens:,} tokens of a text of one letter")
         if folder.sentence_modules.lower_cases:
             lower_case(self._tokenizer)
@@ -235,16 +235,16 @@ class TextTokenizer:
             InputError: a text is not valid Unicode, or the limit leaves no room for it.
         """
         if limit is None:
-            return [whole.encoded for whole in self._read(texts, options)]
+            return [whole.encoded for whole in self._encode_whole(texts, options)]
         side = options.cut_side or self._cut_side
         # Positions in a truncated tail would differ from positions in the text.
         whole = options.with_offsets and side == "left"
         parts = list(texts) if whole else [bounded(text, limit, side) for text in texts]
-        whole_texts = self._read(parts, options)
+        whole_texts = self._encode_whole(parts, options)
         for position, (text, part) in enumerate(zip(texts, parts, strict=True)):
             # The part read of a huge text may have too few tokens to determine the truncation.
             if part is not text and min(map(len, whole_texts[position].parts)) < _ENOUGH * limit.tokens:
-                whole_texts[position] = self._read([text], options)[0]
+                whole_texts[position] = self._encode_whole([text], options)[0]
         return [text.cut(limit, side, keeps_first=options.keeps_first) for text in whole_texts]
 
     def encode_windows(
@@ -261,7 +261,7 @@ class TextTokenizer:
         Raises:
             InputError: a text is not valid Unicode, or the limit leaves no room for windows with that overlap.
         """
-        return [whole.windows(limit, overlap, options.num_leading) for whole in self._read(texts, options)]
+        return [whole.windows(limit, overlap, options.num_leading) for whole in self._encode_whole(texts, options)]
 
     def count_prompt(self, prompt: str, limit: Limit | None) -> int:
         """Return the number of leading prompt tokens, counted as in sentence-transformers.
@@ -293,13 +293,13 @@ class TextTokenizer:
         prompts = [text.num_prompt for text in texts]
         return {**arrays, POOLING_MASK: behind_prompts(mask > 0, prompts).astype(np.int64)} if any(prompts) else arrays
 
-    def _read(self, texts: Sequence[Text], options: ReadOptions) -> list[WholeText]:
+    def _encode_whole(self, texts: Sequence[Text], options: ReadOptions) -> list[WholeText]:
         with_offsets = options.with_offsets
         encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
         call = partial(encode, list(texts), add_special_tokens=self.adds_special and options.adds_special)
         try:
             with tokenizer_errors(self._failing):
-                encodings = call() if self._is_plain else in_time(call, _MOST_SECONDS + _size(texts) / _SLOWEST)
+                encodings = call() if self._is_plain else in_time(call, _MAX_SECONDS + _size(texts) / _SLOWEST)
         except TimeoutError:
             raise self._failing(f"its rules take too long for {_size(texts):,} characters") from None
         except TypeError:  # raised for a string that is not valid UTF-8

@@ -25,19 +25,19 @@ from onnxtool.errors import OnnxtoolError, first_line
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild, attempt
 
 MAX_SECONDS = 5  # the child's CPU time, and as much again for each block of the file, in bytes
-_BYTES_A_TURN = 8 << 20
+_BYTES_PER_TURN = 8 << 20
 MAX_BYTES = 768 << 20  # memory, plus a multiple of the file size
-_BYTES_A_BYTE = 32
+_MEMORY_PER_BYTE = 32
 _RUN = 20_000  # characters; tokenizing them takes 10 ms, and a second with a rule that backtracks over all of them
-_MOST_SECONDS_A_RUN = 0.5
-_MOST_GROWTH = 1_000  # characters that a token may become in a text
+_MAX_SECONDS_PER_RUN = 0.5
+_MAX_GROWTH = 1_000  # characters that a token may become in a text
 _RUNS = " \na0.é中\u0301"  # one of each kind that rules tell apart
-_MOST_RUNS = 24
+_MAX_RUNS = 24
 
 # Looking up longer words takes time quadratic in their length.
 _LONGEST_WORD = 1000
-_MOST_ADDED_TOKENS = 20_000
-_MOST_PARTS = 200  # each passes over the whole text
+_MAX_ADDED_TOKENS = 20_000
+_MAX_PARTS = 200  # each passes over the whole text
 # Keys of tokenizer.json; in a vocabulary they would be followed by a number.
 _RULES = re.compile(r'"(?:Regex|String)"\s*:\s*"|"precompiled_charsmap"\s*:\s*"')
 _ESCAPED_LETTER = re.compile(r"\\u00[4-7]", re.IGNORECASE)  # escapes that could hide a key; no writer produces them
@@ -90,8 +90,8 @@ def is_plain(content: str) -> bool:
         and len(_AFFIX.findall(content)) == len(_SHORT_AFFIX.findall(content))
         and all(len(digits) <= 4 and int(digits) <= _LONGEST_WORD for digits in _WORD_LENGTH.findall(content))
         and ('"Unigram"' not in content or _LONG_PIECE.search(content) is None)
-        and content.count('"single_word"') <= _MOST_ADDED_TOKENS
-        and content.count('"type"') <= _MOST_PARTS
+        and content.count('"single_word"') <= _MAX_ADDED_TOKENS
+        and content.count('"type"') <= _MAX_PARTS
     )
 
 
@@ -111,7 +111,10 @@ def require_harmless(content: str, make: Callable[[str], OnnxtoolError]) -> bool
     digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
     if digest in _harmless:
         return False
-    seconds, num_bytes = MAX_SECONDS * (1 + len(content) // _BYTES_A_TURN), MAX_BYTES + _BYTES_A_BYTE * len(content)
+    seconds, num_bytes = (
+        MAX_SECONDS * (1 + len(content) // _BYTES_PER_TURN),
+        MAX_BYTES + _MEMORY_PER_BYTE * len(content),
+    )
     try:
         with GuardedChild(f"{__name__}:try_tokenizer", ("tokenizers",), {"TOKENIZERS_PARALLELISM": "false"}) as child:
             attempt(child, content, seconds=seconds, num_bytes=num_bytes)
@@ -145,19 +148,19 @@ def try_tokenizer(content: str) -> None:
             raise
         except Exception:  # noqa: BLE001, S110  of no common kind
             pass
-        if time.process_time() - start > _MOST_SECONDS_A_RUN:
+        if time.process_time() - start > _MAX_SECONDS_PER_RUN:
             raise ValueError(f"its rules take too long for {_RUN // len(unit):,} times {unit[:20]!r}")
     with panics_as_exceptions():
         ids = list(range(min(tokenizer.get_vocab_size(), _RUN)))
-        if len(tokenizer.decode(ids, skip_special_tokens=False)) > _MOST_GROWTH * len(ids):
-            raise ValueError(f"its rules can write a token with {_MOST_GROWTH:,} characters")
+        if len(tokenizer.decode(ids, skip_special_tokens=False)) > _MAX_GROWTH * len(ids):
+            raise ValueError(f"its rules can write a token with {_MAX_GROWTH:,} characters")
 
 
 def _characters(tokenizer: Any) -> list[str]:
     """Return the characters to test: one of each kind, and those mentioned in the rules."""
     parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder)
     patterns = "".join(text for part in parts if part for text in _patterns(json.loads(part.__getstate__())))
-    return list(dict.fromkeys(_RUNS + patterns))[:_MOST_RUNS]
+    return list(dict.fromkeys(_RUNS + patterns))[:_MAX_RUNS]
 
 
 def _patterns(rule: Any) -> Iterator[str]:

@@ -24,7 +24,7 @@ from onnxtool.errors import InputError, some
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Keys of settings whose values are token ids.
-_OF_IDS = re.compile(r"(.*_)?token_(ids?|index)|(forced_decoder|bad_words)_ids|(begin_)?suppress_tokens")
+_ID_KEYS = re.compile(r"(.*_)?token_(ids?|index)|(forced_decoder|bad_words)_ids|(begin_)?suppress_tokens")
 
 Renumber = Callable[[int], int | None]
 
@@ -177,7 +177,7 @@ def renumber_settings(value: Any, new: Renumber, size: int, *, is_id: bool = Fal
         return [renumber_settings(part, new, size, is_id=is_id) for part in value]
     if isinstance(value, dict):
         renumbered = {
-            key: renumber_settings(part, new, size, is_id=is_id or bool(_OF_IDS.fullmatch(key)))
+            key: renumber_settings(part, new, size, is_id=is_id or bool(_ID_KEYS.fullmatch(key)))
             for key, part in value.items()
         }
         if isinstance(by_id := value.get("added_tokens_decoder"), dict):

@@ -60,7 +60,7 @@ _AUTO_CLASSES = {
 _WITH_LABELS = ("text-classification", "token-classification", RANKING)
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 # The most memory that loading takes: copies of all weights, such as float32 for 4-bit weights, plus a fixed amount.
-_COPIES, _BYTES_BESIDE_WEIGHTS = 10, 4 << 30
+_COPIES, _EXTRA_BYTES = 10, 4 << 30
 _NO_MEMORY = "allocate memory"  # PyTorch's wording
 
 
@@ -364,7 +364,7 @@ class Checkpoint:
         model_class = find_class(self.architecture, self.config, source)
         is_lowest = False
         try:
-            with quiet(), torch.random.fork_rng(devices=[]), memory_limit(self._most_bytes) as is_lowest:
+            with quiet(), torch.random.fork_rng(devices=[]), memory_limit(self._max_bytes) as is_lowest:
                 torch.manual_seed(0)  # invented weights are the same in every load, and in every export
                 model, info = model_class.from_pretrained(
                     source.model_name,
@@ -384,7 +384,7 @@ class Checkpoint:
                 if not is_lowest:
                     raise MemoryError from error
                 raise source.malformed(
-                    "config.json", f"its model takes more than {self._most_bytes / 1e9:.0f} GB, and its weights less"
+                    "config.json", f"its model takes more than {self._max_bytes / 1e9:.0f} GB, and its weights less"
                 ) from error
             if self.quantizer and isinstance(error, ImportError | NotImplementedError | RuntimeError):
                 raise CheckpointError(
@@ -396,9 +396,9 @@ class Checkpoint:
         return model, info
 
     @property
-    def _most_bytes(self) -> int:
+    def _max_bytes(self) -> int:
         """Return the most memory that a model with these weights takes; a configuration could request any amount."""
-        return _BYTES_BESIDE_WEIGHTS + sum(_COPIES * path.stat().st_size for path in self.weight_files)
+        return _EXTRA_BYTES + sum(_COPIES * path.stat().st_size for path in self.weight_files)
 
     def _require_shapes(self, info: Mapping[str, Any], model: Any) -> None:
         """Refuse weights with more layers than the configuration, or with other shapes.
@@ -460,8 +460,8 @@ def _digest(path: Path) -> Any:
         return hashlib.file_digest(file, "sha256")
 
 
-_MOST_PARTS = 4096  # the deepest models have some hundred layers, and at most two thousand experts
-_MOST_LABELS = 1_000_000
+_MAX_PARTS = 4096  # the deepest models have some hundred layers, and at most two thousand experts
+_MAX_LABELS = 1_000_000
 # Settings for parts that a transformers class creates one by one.
 _PARTS = re.compile(r"(^|_)(n|num|nb)_?(\w+_)?(layers?|blocks?|stages?|experts)$|_layers$|(^|_)depths?$|^layers$")
 
@@ -501,10 +501,10 @@ def _require_counts(source: Source, settings: Mapping[str, Json]) -> None:
     """Refuse implausible numbers of layers, experts or labels: creating them would take hours and all memory."""
     for name, value in settings.items():
         if isinstance(value, dict):
-            if len(value) > _MOST_LABELS:
-                raise _too_many(source, name, len(value), _MOST_LABELS)
+            if len(value) > _MAX_LABELS:
+                raise _too_many(source, name, len(value), _MAX_LABELS)
             _require_counts(source, value)
-        limit = _MOST_LABELS if name == "num_labels" else _MOST_PARTS
+        limit = _MAX_LABELS if name == "num_labels" else _MAX_PARTS
         numbers = value if isinstance(value, list) else [value]
         if name == "num_labels" or _PARTS.search(name):
             for number in numbers:

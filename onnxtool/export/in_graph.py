@@ -62,8 +62,8 @@ from onnxtool.runtime.text_feeds import text_feeds
 from onnxtool.runtime.text_graph import TextGraph, check_same_outputs
 from onnxtool.runtime.tokens import HARD_TEXTS, open_tokenizer
 
-_OF_PAIRS = (RANKING, "text-classification")
-_WAY = "leave --tokenizer out, and tokenize where the file runs"
+_PAIR_TASKS = (RANKING, "text-classification")
+_HINT = "leave --tokenizer out, and tokenize where the file runs"
 
 
 def put_tokenizer(core: ModelFile, staging: Staging, files: Path, options: ExportOptions) -> ModelFile:
@@ -88,7 +88,7 @@ def put_tokenizer(core: ModelFile, staging: Staging, files: Path, options: Expor
         )
         _require_plain(core, folder)
         is_pair = core.stated_task == RANKING or options.tokenizer == PAIRS_IN_GRAPH
-        if is_pair and core.stated_task not in _OF_PAIRS:
+        if is_pair and core.stated_task not in _PAIR_TASKS:
             raise InputError(
                 f"{core.stated_task} is a task of single texts, and --tokenizer {options.tokenizer} reads pairs",
                 "pass --tokenizer in_graph",
@@ -97,7 +97,7 @@ def put_tokenizer(core: ModelFile, staging: Staging, files: Path, options: Expor
         limit = text_limit(core, folder, core.stated_task)
         most_tokens = LONGEST if limit is None else limit.tokens
         tokenizer = open_tokenizer(folder)
-        rules, frame = _read(core, tokenizer, most_tokens, prompt, is_pair=is_pair)
+        rules, frame = _read_rules(core, tokenizer, most_tokens, prompt, is_pair=is_pair)
         model = load_model(core.path)
         former = {str(value.name): value.dtype or ir.DataType.INT64 for value in model.graph.inputs}
         front = build_front(rules, frame, former, default_opset(model.graph.opset_imports))
@@ -132,11 +132,13 @@ def check_tokenizer(file: ModelFile, text_input: TextInput, core: ModelFile, fro
         InputError: a text is read otherwise.
     """
     tokenizer = TextTokenizer(find_checkpoint_folder(file))
-    rules, frame = _read(core, tokenizer, text_input.most_tokens, text_input.prompt, is_pair=len(text_input.names) > 1)
+    rules, frame = _read_rules(
+        core, tokenizer, text_input.most_tokens, text_input.prompt, is_pair=len(text_input.names) > 1
+    )
     TextProof(tokenizer, rules, frame, TextGraph(front), core).check()
 
 
-def _read(
+def _read_rules(
     core: ModelFile, tokenizer: TextTokenizer, most_tokens: int, prompt: str, *, is_pair: bool
 ) -> tuple[GraphTokenizer, Frame]:
     leaves_out = bool(prompt) and POOLED in core.input_names
@@ -168,7 +170,7 @@ def _require_plain(core: ModelFile, folder: CheckpointFolder) -> None:
     if extra_inputs:
         reason = f"takes {', '.join(extra_inputs)} as well"
     elif of_tokens or task == LATE_INTERACTION:
-        reason = f"gives {', '.join(of_tokens) or 'a vector'} for each token, and who reads it does not see the tokens"
+        reason = f"gives {', '.join(of_tokens) or 'a vector'} for each token, and its readers do not see the tokens"
     elif core.metadata.get(PADDING_KEY) == NO_PADDING:
         reason = "does not mask padding, and texts of a batch are padded"
     elif any(isinstance(size, int) for info in core.structure.inputs for size in info.shape):
@@ -180,23 +182,23 @@ def _require_plain(core: ModelFile, folder: CheckpointFolder) -> None:
             f"the operators that read texts need opset {LOWEST_OPSET}, and the graph has {opset}", "leave --opset out"
         )
     elif folder.locate(TOKENIZER_NAME) is None:
-        raise InputError(f"no {TOKENIZER_NAME} to put into the graph", _WAY)
+        raise InputError(f"no {TOKENIZER_NAME} to put into the graph", _HINT)
     if reason:
-        raise InputError(f"no tokenizer can be put into the graph: it {reason}", _WAY)
+        raise InputError(f"no tokenizer can be put into the graph: it {reason}", _HINT)
 
 
 NUL = "texts with the character NUL, which end there in onnxruntime's Python"
 NEXT_LINE = "texts with U+0085, which the operator of byte pairs does not take for white space"
 TIES = "texts with two readings of a word of the same score, to the precision of float32"
 
-_A_BATCH, _CHARACTERS_A_TEXT = 64, 20
+_BATCH_SIZE, _CHARACTERS_PER_TEXT = 64, 20
 _KINDS = "a1 \n.'é中s\x85"  # a letter, a digit, spaces, signs, letters of several bytes, a contraction, a next line
-_LONGEST_OF_KINDS = 4
+_MAX_KINDS = 4
 _LETTERS = "abcXYZ éßñ日本語😀\u0301 .,'-_[]#<>/19"
 _WORDS, _MIXED = 200, 300
 _UNLIMITED = 1 << 20
 _PENALTY = 10  # of an unknown piece, beyond the lowest score
-_WAY_WITHOUT = "export the model without --tokenizer in_graph, and report this text"
+_REPORT_HINT = "export the model without --tokenizer in_graph, and report this text"
 
 
 def proof_texts(tokenizer: TextTokenizer, limit: int) -> list[str]:
@@ -218,15 +220,15 @@ def _characters() -> Iterator[str]:
     """Yield texts with each character that Unicode has, between letters."""
     characters = map(chr, (*range(1, 0xD800), *range(0xE000, 0x110000)))
     assigned = [character for character in characters if unicodedata.category(character) not in ("Cn", "Co")]
-    for start in range(0, len(assigned), _CHARACTERS_A_TEXT):
-        yield " ".join(f"a{character}b" for character in assigned[start : start + _CHARACTERS_A_TEXT])
+    for start in range(0, len(assigned), _CHARACTERS_PER_TEXT):
+        yield " ".join(f"a{character}b" for character in assigned[start : start + _CHARACTERS_PER_TEXT])
 
 
 def _patterns() -> Iterator[str]:
     """Yield all short texts over one character of each kind, several in one text apart from each other."""
-    texts = ["".join(kinds) for size in range(1, _LONGEST_OF_KINDS + 1) for kinds in product(_KINDS, repeat=size)]
-    for start in range(0, len(texts), _CHARACTERS_A_TEXT):
-        yield "|".join(texts[start : start + _CHARACTERS_A_TEXT])
+    texts = ["".join(kinds) for size in range(1, _MAX_KINDS + 1) for kinds in product(_KINDS, repeat=size)]
+    for start in range(0, len(texts), _CHARACTERS_PER_TEXT):
+        yield "|".join(texts[start : start + _CHARACTERS_PER_TEXT])
 
 
 @dataclass(frozen=True)
@@ -258,12 +260,12 @@ class TextProof:
         whole = [*items, *self._items([*_characters(), *(_patterns() if self.frame.num_texts == 1 else ())])]
         kinds: Counter[str] = Counter()
         differing: set[Text] = set()
-        for start in range(0, len(whole), _A_BATCH):
-            for text in self._differences(whole[start : start + _A_BATCH]):
+        for start in range(0, len(whole), _BATCH_SIZE):
+            for text in self._differences(whole[start : start + _BATCH_SIZE]):
                 kinds[self.kind(text)] += 1
                 differing.add(text)
         same = [item for item in items if item not in differing]
-        groups = [[], *([item] for item in same[::2]), *(draw.sample(same, size) for size in range(2, _A_BATCH + 1))]
+        groups = [[], *([item] for item in same[::2]), *(draw.sample(same, size) for size in range(2, _BATCH_SIZE + 1))]
         for group in groups:
             if differing_texts := self._differences(group):
                 raise _differs(differing_texts[0], f"in a batch of {len(group)}")
@@ -304,10 +306,10 @@ class TextProof:
         return [item for item, is_same in zip(items, same, strict=True) if not is_same]
 
     def kind(self, item: Text) -> str:
-        """Say by what nature a text differs.
+        """Return the kind of difference of a text that differs.
 
         Raises:
-            InputError: by none.
+            InputError: it is of no known kind.
         """
         if not self._differences([item]):
             raise _differs(item, "in a batch")
@@ -364,5 +366,5 @@ def _to_width(array: NDArray[Any], width: int, *, left: bool) -> NDArray[Any]:
 
 def _differs(item: Text, where: str) -> InputError:
     return InputError(
-        f"the graph reads {shorten(repr(item), 80)} {where} otherwise than the tokenizer does", _WAY_WITHOUT
+        f"the graph reads {shorten(repr(item), 80)} {where} otherwise than the tokenizer does", _REPORT_HINT
     )

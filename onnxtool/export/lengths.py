@@ -33,7 +33,7 @@ _STEP = 1024  # for a maximum limited by the budget
 _SHORTEST = 16  # smaller numbers are not lengths, and the usual cases are on both sides of them
 # How many tensors the size of all attention scores are in memory at once, and how many the size of all outputs.
 _COPIES = 5
-_SHARE_OF_MEMORY = 0.7
+_MEMORY_SHARE = 0.7
 
 _SIZES = (
     ("num_hidden_layers", "num_layers", "n_layers", "n_layer"),
@@ -222,7 +222,7 @@ def _affordable(work: Work, longest: int) -> tuple[int, str]:
     """Return how many of `longest` tokens the budget and memory allow, and why not more."""
     memory = available_memory_bytes()
     for length in (longest, *range((longest - 1) // _STEP * _STEP, LONGEST_CASE, -_STEP)):
-        fits = memory is None or work.memory_bytes(length) <= memory * _SHARE_OF_MEMORY
+        fits = memory is None or work.memory_bytes(length) <= memory * _MEMORY_SHARE
         if fits and work.operations(length) <= WORK:
             break
     else:

@@ -15,8 +15,8 @@ from typing import Any
 from onnxtool.errors import OnnxtoolError, first_line
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild, attempt
 
-_SECONDS = 10  # of processor time for the child, plus one for every so many bytes
-_BYTES_A_SECOND = 50_000_000
+_SECONDS = 10  # CPU time of the child, plus one second for each _BYTES_PER_SECOND
+_BYTES_PER_SECOND = 50_000_000
 _BYTES = 2 << 30  # of memory, with PyTorch, in addition to twice the file
 # One process for all pickles: importing PyTorch takes two seconds.
 _CHILD = GuardedChild(f"{__name__}:try_pickle", ("torch",))
@@ -38,7 +38,7 @@ def load_pickle(path: Path, make: Callable[[str], OnnxtoolError], device: str | 
 
     stat = path.stat()
     version = (str(path.resolve()), stat.st_mtime_ns, stat.st_size)
-    seconds, num_bytes = _SECONDS + stat.st_size // _BYTES_A_SECOND, _BYTES + 2 * stat.st_size
+    seconds, num_bytes = _SECONDS + stat.st_size // _BYTES_PER_SECOND, _BYTES + 2 * stat.st_size
     if version not in _harmless:
         try:
             attempt(_CHILD, str(path), seconds=seconds, num_bytes=num_bytes)

@@ -108,7 +108,7 @@ def find_adapters(
                 "pass the folder that PEFT's save_pretrained wrote",
             )
         _require_base(source, base, checkpoint)
-        adapters[source.name.casefold()] = _read(source, model, load())
+        adapters[source.name.casefold()] = _read_adapter(source, model, load())
     return tuple(adapters.values())
 
 
@@ -128,13 +128,13 @@ def _require_base(source: Source, base: Source, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"the adapter {source.model_name} is for {stated}, not for {base.model_name}", way)
 
 
-def _read(source: Source, base: Any, model: Any) -> RuntimeAdapter:
+def _read_adapter(source: Source, base: Any, model: Any) -> RuntimeAdapter:
     """Read the factors of an adapter from PEFT's own layers."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
     if source.adapter.get("peft_type") != "LORA":
-        raise _not_apart(source, f"is of the kind {source.adapter.get('peft_type')}, not LORA")
+        raise _inseparable(source, f"is of the kind {source.adapter.get('peft_type')}, not LORA")
     adapter = PeftAdapter.find(source)
     adapted = adapter.inject(model)
     ((key, settings),) = adapted.peft_config.items()
@@ -164,10 +164,10 @@ def _read(source: Source, base: Any, model: Any) -> RuntimeAdapter:
         reason = "changes no layer"
     else:
         return RuntimeAdapter(source.name, adapter, factors)
-    raise _not_apart(source, reason)
+    raise _inseparable(source, reason)
 
 
-def _not_apart(source: Source, reason: str) -> CheckpointError:
+def _inseparable(source: Source, reason: str) -> CheckpointError:
     return CheckpointError(
         f"the adapter {source.model_name} {reason}, and cannot stay apart from its base",
         f"export it merged, as a model of its own: onnxtool export --model_name {source.model_name}",

@@ -26,7 +26,7 @@ from onnxtool.reports import Dimension
 Shape = tuple[Dimension, ...]
 
 # Outputs that encoder-decoders and dual encoders return in addition to what is needed.
-_BESIDE = frozenset({"encoder_last_hidden_state", "loss"})
+_EXTRA_OUTPUTS = frozenset({"encoder_last_hidden_state", "loss"})
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def detect_signature(model: Any, modality: Modality, fixed: Sizes | None = None)
                 raise
             model_sizes[axis.name] = axis.usual
     # Qwen2-Audio returns its mask.
-    kept = [name for name in outputs if name not in inputs and (name not in _BESIDE or len(outputs) == 1)]
+    kept = [name for name in outputs if name not in inputs and (name not in _EXTRA_OUTPUTS or len(outputs) == 1)]
     return Signature(
         {name: _shape(name, inputs[name], {axis: run[0][name] for axis, run in moved.items()}) for name in inputs},
         {name: _shape(name, outputs[name], {axis: run[1][name] for axis, run in moved.items()}) for name in kept},

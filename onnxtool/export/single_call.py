@@ -46,8 +46,8 @@ from onnxtool.runtime.difference import TOLERANCES, Tolerance, informative
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
 
-_FEWEST_CASES = 6
-_SAME_ANSWER = 1e-4  # relative to the largest value, at least 1: about as much as a file may differ
+_MIN_CASES = 6
+_RANDOM_TOLERANCE = 1e-4  # relative to the largest value, at least 1: about as much as a file may differ
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class SingleCallPipeline:
             return outputs
         if not torch.equal(before, torch.get_rng_state()):
             _require_same_outputs(type(model).__name__, run, outputs)
-        if len(outputs.cases) < _FEWEST_CASES:
+        if len(outputs.cases) < _MIN_CASES:
             raise ExportError(
                 f"PyTorch itself does not run on {', '.join(outputs.refused)}; {len(outputs.cases)} cases show little",
                 "this model takes few sizes; --no_verify exports it unverified",
@@ -239,7 +239,7 @@ def _require_same_outputs(
             one, other = (np.atleast_1d(array).astype(np.float64) for array in (first[name], again))
             kept = informative(one, other)  # a model that masks has the same fills in both runs
             apart = math.inf if kept is None else float(np.abs(one[kept] - other[kept]).max(initial=0.0))
-            if apart > _SAME_ANSWER * max(1.0, float(np.abs(one[kept]).max(initial=0.0))):
+            if apart > _RANDOM_TOLERANCE * max(1.0, float(np.abs(one[kept]).max(initial=0.0))):
                 raise ExportError(
                     f"{name_of_model} draws random numbers and answers differently each time: {name} "
                     f"by {apart:.3g} on the same input ({case.description})",

@@ -420,7 +420,7 @@ def _bar(name: str, nowhere: IO[str]) -> Any:
 # Files that transformers reads for any tokenizer class.
 _ANY_CLASS = "tokenizer.json"
 # From Marian's and BARTpho's classes, which transformers can only import with sentencepiece.
-_BEHIND_SENTENCEPIECE = ("source.spm", "target.spm", "vocab.json", "target_vocab.json", "dict.txt")
+_SENTENCEPIECE_FILES = ("source.spm", "target.spm", "vocab.json", "target_vocab.json", "dict.txt")
 # Class names for files that accompany a vocabulary and hold no tokens.
 _NO_VOCABULARY = ("tokenizer_config_file", "merges_file", "normalizer_file", "emoji_file")
 _PACKAGES = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
@@ -439,7 +439,7 @@ def all_files(*, vocabularies: bool = False) -> Iterator[str]:
     yield _ANY_CLASS
     for name in dict.fromkeys(filter(None, TOKENIZER_MAPPING_NAMES.values())):
         yield from files_of(getattr(transformers, name, None), vocabularies=vocabularies)
-    yield from _BEHIND_SENTENCEPIECE
+    yield from _SENTENCEPIECE_FILES
 
 
 def files_of(tokenizer: Any, *, vocabularies: bool = False) -> tuple[str, ...]:

@@ -512,7 +512,7 @@ def _check_outputs(
 
 
 def _left_out(target: Target, kind: str, source: Source, *, is_single: bool) -> str:
-    """Say what a target does not use of a checkpoint.
+    """Return a note on what a target does not use of a checkpoint.
 
     Raises:
         TargetError: it would not know how an M3 embedder pools.
@@ -531,7 +531,7 @@ def _left_out(target: Target, kind: str, source: Source, *, is_single: bool) -> 
 
 
 def other_scores(target: Target, source: ModuleFiles, *, is_single: bool) -> str:
-    """Say where a target turns logits into other scores than the checkpoint's library does."""
+    """Return a note if a target turns logits into other scores than the checkpoint's library does."""
     several = source.read_object("config.json").get("problem_type") == "multi_label_classification"
     trained = score_function(source, is_single=is_single)
     applied = target.functions[2 * several + (not is_single)] if target.functions else trained

@@ -1,7 +1,7 @@
 """Read the rules of a tokenizer.json as what a graph can do, or refuse the first one that it cannot.
 
-What a rule does to single characters is asked of the tokenizers library, for every character that there is; which
-rules decide by single characters alone is known here by their types. Everything else is refused by name.
+The tokenizers library shows what rules do to each single character of Unicode; the types of the rules say which of them
+look at single characters alone. Everything else is refused by name.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from onnxtool.graph.tokenizers import (
 from onnxtool.reports import Json
 
 # Rules that treat each character alone, but for the order of marks.
-_OF_CHARACTERS = frozenset(("BertNormalizer", "Lowercase", "NFD", "NFKD", "StripAccents"))
-_SPLITS_AT_CHARACTERS = frozenset(("BertPreTokenizer", "WhitespaceSplit", "Punctuation"))
-_BETWEEN = "\u16a0"  # a letter that no rule changes, which keeps characters apart
-_AT_A_TIME = 1 << 12
-_RUNS_OF_SPACES = {"Regex": " {2,}"}
+_CHARACTER_NORMALIZERS = frozenset(("BertNormalizer", "Lowercase", "NFD", "NFKD", "StripAccents"))
+_CHARACTER_SPLITTERS = frozenset(("BertPreTokenizer", "WhitespaceSplit", "Punctuation"))
+_SEPARATOR = "\u16a0"  # a letter that no rule changes, which keeps characters apart
+_BATCH_SIZE = 1 << 12
+_SEVERAL_SPACES = {"Regex": " {2,}"}
 # Sums of multiples of it are exact in float32, so that readings of the same score are told apart by their order alone.
 SCORE_STEP = 2.0**-16
 _LETTER, _ACCENT = "e", "\u0301"
 _PAIR = ("a", "b")
-_WAY = "leave --tokenizer out, and tokenize where the file runs with the tokenizer.json beside it"
+_HINT = "leave --tokenizer out, and tokenize where the file runs with the tokenizer.json next to it"
 
 
 def read_tokenizer(
@@ -145,11 +145,11 @@ def _added(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:
 def _word_piece(tokenizer: Tokenizer, content: Mapping[str, Any]) -> WordPiece:
     model, added = content["model"], _added(content)
     for kind, _ in _steps(content["normalizer"], "normalizers"):
-        if kind not in _OF_CHARACTERS:
+        if kind not in _CHARACTER_NORMALIZERS:
             raise _refused(f"the normalizer {kind} in front of WordPiece")
     splits = list(_steps(content["pre_tokenizer"], "pretokenizers"))
     for kind, settings in splits:
-        if kind not in _SPLITS_AT_CHARACTERS or settings.get("behavior", "Isolated") != "Isolated":
+        if kind not in _CHARACTER_SPLITTERS or settings.get("behavior", "Isolated") != "Isolated":
             raise _refused(f"the pre-tokenizer {kind} in front of WordPiece")
     if not splits:
         raise _refused("WordPiece over texts that are not split into words")
@@ -172,12 +172,12 @@ def _word_piece(tokenizer: Tokenizer, content: Mapping[str, Any]) -> WordPiece:
 
 def _table(normalize: Callable[[str], str], words: Callable[[str], list[str]]) -> dict[str, str]:
     """Return what each character becomes where it does not stay as it is, with spaces where words are split."""
-    characters = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000 and chr(point) != _BETWEEN]
+    characters = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000 and chr(point) != _SEPARATOR]
     table: dict[str, str] = {}
-    for start in range(0, len(characters), _AT_A_TIME):
-        part = characters[start : start + _AT_A_TIME]
-        text = normalize(_BETWEEN + _BETWEEN.join(part) + _BETWEEN)
-        texts = " ".join(words(text)).split(_BETWEEN)[1:-1]
+    for start in range(0, len(characters), _BATCH_SIZE):
+        part = characters[start : start + _BATCH_SIZE]
+        text = normalize(_SEPARATOR + _SEPARATOR.join(part) + _SEPARATOR)
+        texts = " ".join(words(text)).split(_SEPARATOR)[1:-1]
         table.update((key, text) for key, text in zip(part, texts, strict=True) if key != text)
     return table
 
@@ -230,7 +230,7 @@ def _unigram(content: Mapping[str, Any]) -> Unigram:
         fits = {
             "Precompiled": True,
             "Strip": rule.get("strip_right") and not rule.get("strip_left"),
-            "Replace": rule.get("pattern") == _RUNS_OF_SPACES and rule.get("content") in (" ", SPACE)[: 3 - len(kinds)],
+            "Replace": rule.get("pattern") == _SEVERAL_SPACES and rule.get("content") in (" ", SPACE)[: 3 - len(kinds)],
         }
         if not fits.get(kind) or order != [name for name in fits if name in order]:
             raise _refused(f"the normalizer {kind} in front of Unigram")
@@ -276,7 +276,7 @@ def _is_white(character: str) -> bool:
 def _marks(
     normalize: Callable[[str], str], table: Mapping[str, str]
 ) -> tuple[frozenset[str], frozenset[str], dict[str, str]]:
-    """Ask what a map of characters treats together, by a letter with an accent: see Unigram."""
+    """Find the characters that a map of characters treats together, with a letter and its accent: see Unigram."""
     letter, composed = _LETTER + _ACCENT, normalize(_LETTER + _ACCENT)
     if len(composed) != 1:
         raise _refused("a map of characters that does not compose letters with their accents")
@@ -304,4 +304,4 @@ def _marks(
 
 
 def _refused(rule: str) -> InputError:
-    return InputError(f"the tokenizer has {rule}, which no graph can express", _WAY)
+    return InputError(f"the tokenizer has {rule}, which no graph can express", _HINT)

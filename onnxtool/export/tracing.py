@@ -327,7 +327,7 @@ def _transposes(node: ir.Node) -> bool:
 
 # Functions that make a tensor from a shape; torch's exporter writes them as nodes that draw at every run.
 _DRAWS = ("rand", "randn", "randint", "randperm")
-_NO_SEED_OF_A_MODEL = 0x6F6E6E78746F6F6C
+_UNSEEDED = 0x6F6E6E78746F6F6C
 
 
 @contextmanager
@@ -408,7 +408,7 @@ def _seeded_draws_as_constants() -> Iterator[None]:
 
     def constant(original: Any) -> Any:
         def draw(*args: Any, **kwargs: Any) -> Any:
-            if torch.initial_seed() == _NO_SEED_OF_A_MODEL or kwargs.get("generator") is not None:
+            if torch.initial_seed() == _UNSEEDED or kwargs.get("generator") is not None:
                 return original(*args, **kwargs)
             with _untraced():
                 return original(*_numbers(args), **{name: _numbers(value) for name, value in kwargs.items()})
@@ -416,7 +416,7 @@ def _seeded_draws_as_constants() -> Iterator[None]:
         return draw
 
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(_NO_SEED_OF_A_MODEL)
+        torch.manual_seed(_UNSEEDED)
         with patched(torch, **{name: constant(getattr(torch, name)) for name in _DRAWS}):
             yield
 

@@ -36,7 +36,7 @@ from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
 from onnxtool.verification import Verification
 
 # A file that fails for texts longer than these is a wrong trace, not one side of a threshold.
-_LEAST = 60
+_MIN_TOKENS = 60
 _IDS = ("input_ids", "inputs")
 
 
@@ -169,7 +169,7 @@ class ExportVerifier:
         ends = [(_of_ids(case.inputs) + self._pipeline.steps, case.passed) for case in error.verification.cases]
         wrong = min(length for length, passed in ends if not passed)
         right = max((length for length, passed in ends if passed), default=0)
-        if lengths.work is None or right < _LEAST or right > wrong:
+        if lengths.work is None or right < _MIN_TOKENS or right > wrong:
             return error
         longest = self._longest_right(file, strategy, lengths, right, wrong)
         why = f"on longer ones it differs from PyTorch by {error.verification.max_abs_error:.3g}"

@@ -29,7 +29,7 @@ from onnxtool.runtime.quiet import quiet
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # a layer number in a weight's name
 # Identified by the additional tensors they store, in this order: two methods share the scales in the last row.
-_TRACES = (
+_QUANTIZER_TENSORS = (
     (re.compile(r"\.SCB$"), "bitsandbytes in 8 bits"),
     (re.compile(r"\.(absmax|quant_map|quant_state\.\S+)$"), "bitsandbytes in 4 bits"),
     (re.compile(r"\.(qweight|qzeros|g_idx)$"), "GPTQ or AWQ"),
@@ -42,7 +42,7 @@ _TRACES = (
 _ROUNDING = {"BF16": 1e-2, "F16": 1e-3}
 FLOAT_CHECKPOINT = "export the checkpoint that it was quantized from, and quantize the file with onnxtool optimize"
 _WEIGHTS, _PICKLE = "model.safetensors", "pytorch_model.bin"
-_MOST_SHARDS = 10_000  # each is looked up; the largest checkpoints have a few hundred
+_MAX_SHARDS = 10_000  # each is looked up; the largest checkpoints have a few hundred
 _CONVERT = "load it with {} and save it with save_pretrained(...), which writes safetensors; or take its safetensors"
 # Other formats in which a folder may hold its weights.
 _OTHER_WEIGHTS = (
@@ -112,8 +112,8 @@ def _files(source: Source, name: str) -> tuple[Path, ...]:
     if not isinstance(names, dict) or not names:
         raise source.malformed(index, "it has no weight_map, which says which shard holds each weight")
     listed = sorted(set(map(str, names.values())))
-    if len(listed) > _MOST_SHARDS:
-        raise source.malformed(index, f"it lists {len(listed)} files, and a checkpoint has at most {_MOST_SHARDS}")
+    if len(listed) > _MAX_SHARDS:
+        raise source.malformed(index, f"it lists {len(listed)} files, and a checkpoint has at most {_MAX_SHARDS}")
     shards = {shard: source.locate(plain_name(shard)) for shard in listed}
     missing = [shard for shard, path in shards.items() if path is None]
     if missing:
@@ -330,7 +330,7 @@ def surplus_layers(model: Any, unused: Iterable[str]) -> list[str]:
 
 def method_of(names: Iterable[str]) -> str:
     """Return the quantization method that stores tensors with such names; empty if unknown."""
-    return next((method for pattern, method in _TRACES for name in names if pattern.search(name)), "")
+    return next((method for pattern, method in _QUANTIZER_TENSORS for name in names if pattern.search(name)), "")
 
 
 def _coded(tensors: Sequence[StoredTensor], other_names: Sequence[str], label: str) -> CheckpointError:

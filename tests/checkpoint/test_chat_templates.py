@@ -169,7 +169,7 @@ def test_a_template_that_would_do_harm_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
     """It came with a checkpoint: it reads nothing, changes nothing, and ends, with this process as it was."""
-    monkeypatch.setattr(chat_templates, "_MOST_SECONDS", 1)
+    monkeypatch.setattr(chat_templates, "_MAX_SECONDS", 1)
     with pytest.raises(InputError) as caught:
         read(saved(tmp_path, template)).render(["text"])
     assert HARMFUL[template] in caught.value.message

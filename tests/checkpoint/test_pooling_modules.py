@@ -335,7 +335,7 @@ def test_pooling_of_any_age_is_read(tmp_path: Path, settings: dict[str, Any], mo
         ([("SpladePooling", {})], "with a Pooling before SpladePooling"),
         (
             [("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})],
-            "computes Normalize behind its Pooling, on token_e",
+            "computes Normalize after its Pooling, on token_e",
         ),
     ],
 )

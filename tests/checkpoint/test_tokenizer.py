@@ -255,7 +255,7 @@ def test_a_damaged_tokenizer_beside_settings_is_read_or_refused(
 
 def test_a_text_that_is_worst_for_the_rules_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The trial has runs of one character alone; whatever was left behind does not keep the process."""
-    monkeypatch.setattr(tokenizer_module, "_MOST_SECONDS", -1.0)
+    monkeypatch.setattr(tokenizer_module, "_MAX_SECONDS", -1.0)
     path = write_checkpoint(tmp_path) / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"pre_tokenizer": split("(xy)+$")}), "utf-8")
     tokenizer = TextTokenizer(CheckpointFolder(tmp_path))

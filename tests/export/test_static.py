@@ -134,8 +134,8 @@ def test_a_table_without_weights_or_tokenizer_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "behind", "settings", "options", "reason"),
     [
-        ("StaticEmbedding", ("LSTM",), {}, {}, "computes LSTM behind a table of vectors"),
-        ("StaticEmbedding", ("Pooling",), {}, {}, "computes Pooling behind a table of vectors"),
+        ("StaticEmbedding", ("LSTM",), {}, {}, "computes LSTM after a table of vectors"),
+        ("StaticEmbedding", ("Pooling",), {}, {}, "computes Pooling after a table of vectors"),
         ("StaticEmbedding", (), {}, {"task": "fill-mask"}, "--task fill-mask was passed"),
         ("StaticEmbedding", (), {}, {"target": "fastembed", "output": None}, "takes no table of vectors"),
         ("SparseStaticEmbedding", ("Normalize",), {}, {}, "computes Normalize after its term weights"),

@@ -92,7 +92,7 @@ def test_threads_share_a_model(tmp_path: Path, make: Any) -> None:
             "activated by torch.nn.PReLU, which onnxtool",
         ),
         ({"activation_function": "os.system"}, "activated by os.system, which onnxtool does not compute"),
-        ({"module_input_name": "token_embeddings"}, "computes Dense behind its Pooling, on token_embeddings"),
+        ({"module_input_name": "token_embeddings"}, "computes Dense after its Pooling, on token_embeddings"),
     ],
 )
 def test_a_layer_that_cannot_be_computed_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -155,7 +155,7 @@ def test_ways_that_are_none_are_refused(way: str, overlap: int | None, message: 
 def test_windows_need_room_beside_what_they_share(tmp_path: Path) -> None:
     """The overlap is part of each window, and the query of a pair is."""
     model = _loaded(tmp_path, "sparse-encoding", V, "logits")
-    with pytest.raises(InputError, match="leaves 6 for the text beside the other tokens: fewer than 7"):
+    with pytest.raises(InputError, match="leaves 6 for the text next to the other tokens: fewer than 7"):
         model.encode(TEXTS, long=LongTexts("window", 6))
 
 
@@ -163,13 +163,13 @@ def test_a_huge_text_is_not_read_whole_to_be_cut(tmp_path: Path, monkeypatch: py
     """What is left is the same; the tokenizer sees a part of it."""
     model = _loaded(tmp_path, "sparse-encoding", V, "logits")
     seen: list[int] = []
-    read = model.tokenizer._read
+    read = model.tokenizer._encode_whole
 
     def watched(texts: list[Any], options: ReadOptions) -> Any:
         seen.extend(len(text) for text in texts)
         return read(texts, options)
 
-    monkeypatch.setattr(model.tokenizer, "_read", watched)
+    monkeypatch.setattr(model.tokenizer, "_encode_whole", watched)
     (encoded,) = model.tokenize(["the cat sat on a mat " * 100_000])
     assert max(seen) < 20_000
     assert encoded.truncated

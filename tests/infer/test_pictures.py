@@ -250,7 +250,7 @@ def test_a_side_of_sentence_transformers_ends_as_its_modules_say(clip: Clip, tmp
     with pytest.raises(CheckpointError, match="encodes texts and images separately"):
         export_model(ExportOptions(str(tmp_path), output=tmp_path / "out" / "both.onnx"))
     write_modules("Transformer", "Pooling")
-    with pytest.raises(CheckpointError, match="computes Pooling behind a model that gives one vector"):
+    with pytest.raises(CheckpointError, match="computes Pooling after a model that gives one vector"):
         export_side(tmp_path, tmp_path / "out" / "n.onnx", TASK_OF_PICTURES)
     write_modules("Transformer")
     written["modality_config"]["image"]["method_output_name"] = "last_hidden_state"  # type: ignore[index]

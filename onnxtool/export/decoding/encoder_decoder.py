@@ -58,7 +58,7 @@ WITHOUT_CACHE = "export it with --task text2text-generation, which uses no cache
 # The names of the two caches in optimum and Transformers.js, and in transformers' EncoderDecoderCache.
 _CACHES = {"decoder": "self_attention_cache", "encoder": "cross_attention_cache"}
 _PARTS = {"key": "keys", "value": "values"}
-_SAME = 1e-3  # relative to the largest logit: far above rounding, far below the effect of another token
+_TOLERANCE = 1e-3  # relative to the largest logit: far above rounding, far below the effect of another token
 PROMPT = "decoder_input_ids"
 
 # K for successive cases. The longest exceeds the distances that T5 distinguishes, which fall into 32 buckets.
@@ -273,7 +273,7 @@ def _without_cache(model: Any, inputs: Mapping[str, Any], words: Any) -> Any:
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    return float((first - second).abs().max()) <= _SAME * max(1.0, float(second.abs().max()))
+    return float((first - second).abs().max()) <= _TOLERANCE * max(1.0, float(second.abs().max()))
 
 
 def _empty() -> Any:

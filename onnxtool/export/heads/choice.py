@@ -93,7 +93,7 @@ _KINDS: tuple[_HeadKind, ...] = (
     _HeadKind("reranker", "logits", "logits", RANKING, LogitScore, ("text-generation",)),
 )
 # Other uses of heads: sides of dual encoders, and rerankers that score a vector of a pair.
-_ALSO = {"embedding": (TASK_OF_PICTURES,), "reranker": ("text-classification",)}
+_FURTHER_TASKS = {"embedding": (TASK_OF_PICTURES,), "reranker": ("text-classification",)}
 # Endings of architecture names that weigh the vocabulary at every token; the second is older.
 _MASKED = ("ForMaskedLM", "WithLMHeadModel")
 # The answers of a reranker without modules about a document, as in CrossEncoder of sentence-transformers.
@@ -270,7 +270,7 @@ def check_head(name: str, task: str) -> None:
         ExportError: the head produces something other than the task requires.
     """
     own = _own_task(name)
-    if own is None or task in ("auto", own, *_ALSO.get(name, ())) or task_with_head(name, task) == own:
+    if own is None or task in ("auto", own, *_FURTHER_TASKS.get(name, ())) or task_with_head(name, task) == own:
         return
     raise ExportError(
         f"--head {name} makes a file for {own}, but --task {task} was passed",
@@ -348,7 +348,7 @@ def _recognize(checkpoint: Checkpoint, task: str) -> HeadChoice:
     choice = recognize_head(source, checkpoint.architecture)
     if task == "sparse-encoding" and choice.head is None:
         return HeadChoice("splade", read_head("splade", source))
-    if choice.head is not None and task not in ("auto", choice.head.task, *_ALSO.get(choice.name, ())):
+    if choice.head is not None and task not in ("auto", choice.head.task, *_FURTHER_TASKS.get(choice.name, ())):
         raise ExportError(
             f"--task {task} was passed, but {source.model_name} is for {choice.head.task}: {choice.why}",
             f"leave --task out, or pass --task {choice.head.task}",
@@ -445,20 +445,20 @@ def _require_own_outputs(source: Source) -> None:
     if unsupported:
         raise source.refuse(
             f"modules.json of {source.model_name} names {', '.join(unsupported)}, which onnxtool does not compute "
-            "behind a model of this kind"
+            "after a model of this kind"
         )
     require_known_settings(modules, source)
 
 
 # Words that negate the next one: `not-splade`, `pretrained-for-splade`, `vs_splade`. `distilsplade` is a SPLADE.
-_SAYS_SPLADE = re.compile(
+_SPLADE_NAME = re.compile(
     r"(?<![a-z])(?:not?|non|never|without|anti|pre|before|for|to|vs|versus|than)[\W_]*(?:an?[\W_]+)?splade"
     r"|splade[\W_]*(?:free|less|negatives|tokenizer)(?![a-z])"
     r"|(?P<named>splade)",
     re.IGNORECASE,
 )
 # Folders are often named after a training step, or nothing in particular, and their parent after the model.
-_NO_NAME = re.compile(
+_GENERIC_NAME = re.compile(
     r"(?:checkpoint|step|epoch|global_step)?[-_]?\d+|checkpoint|final|best|last|model|output|(?:final|best|last)[-_]"
     r"(?:model|checkpoint)|(?:model|checkpoint)[-_](?:final|best|last)|hf|pytorch|0_(?:MLM)?Transformer",
     re.IGNORECASE,
@@ -468,7 +468,7 @@ _CARD_KEYS = ("tags", "pipeline_tag", "library_name", "model_name", "base_model"
 # Files that trainers write next to a checkpoint, and config.json keys that say where the weights came from.
 _TRAINING_FILES = ("training_args.json", "trainer_state.json", "train_args.json", "args.json", "training_config.json")
 _CONFIG_KEYS = ("_name_or_path", "name_or_path")
-_OF_OTHERS = re.compile(r"teacher|negative|data|corpus|min(?:er|ed|ing)|retriever|rerank|baseline", re.IGNORECASE)
+_OTHER_MODELS = re.compile(r"teacher|negative|data|corpus|min(?:er|ed|ing)|retriever|rerank|baseline", re.IGNORECASE)
 # Keys of sentence-transformers' SpladeLoss in training logs.
 _LOGGED = frozenset({"document_regularizer_loss", "query_regularizer_loss"})
 
@@ -479,31 +479,33 @@ def splade_evidence(source: Source) -> str:
         return f"{ENCODER_NAME} names SparseEncoder"
     if tags := [tag for tag in SPARSE_TAGS if tag in source.card_tags]:
         return f"the model card's tags name {' and '.join(tags)}"
-    if name := _named(path_parts(source.model_name)) or _named(source.origin.split("/")):
+    if name := _splade_name(path_parts(source.model_name)) or _splade_name(source.origin.split("/")):
         return f"it is called {name}"
     for key in _CARD_KEYS:
-        if mention := _found(source.card.get(key)):
+        if mention := _first_mention(source.card.get(key)):
             return f"the model card's {key} says {mention}"
     config = source.read_object("config.json")
     for key in _CONFIG_KEYS:
-        if mention := _found(config.get(key)):
+        if mention := _first_mention(config.get(key)):
             return f"{key} of config.json says {mention}"
     for file in _TRAINING_FILES:
         with suppress(CheckpointError):  # not part of the model: a file that cannot be parsed is no evidence
-            if mention := _found(source.read_json(file)):
+            if mention := _first_mention(source.read_json(file)):
                 return f"{file} says {mention}"
     return ""
 
 
-def _named(parts: Sequence[str]) -> str:
+def _splade_name(parts: Sequence[str]) -> str:
     """Return the last path component that is a real name, if it says SPLADE and does not negate it; else nothing."""
-    name = next((part for part in reversed(parts) if _NO_NAME.fullmatch(part) is None), "")
-    return name if any(match["named"] for match in _SAYS_SPLADE.finditer(name)) else ""
+    name = next((part for part in reversed(parts) if _GENERIC_NAME.fullmatch(part) is None), "")
+    return name if any(match["named"] for match in _SPLADE_NAME.finditer(name)) else ""
 
 
-def _found(value: Json) -> str:
+def _first_mention(value: Json) -> str:
     """Return the first text in a JSON value that says SPLADE; empty if there is none."""
-    return next((text for text in _texts(value) if text in _LOGGED or _named(text.rstrip("/").split("/"))), "")[:200]
+    return next((text for text in _texts(value) if text in _LOGGED or _splade_name(text.rstrip("/").split("/"))), "")[
+        :200
+    ]
 
 
 def _texts(value: Json) -> Iterator[str]:
@@ -514,7 +516,7 @@ def _texts(value: Json) -> Iterator[str]:
         if isinstance(item, str):
             yield item
         elif isinstance(item, dict):
-            own = {key: inner for key, inner in item.items() if _OF_OTHERS.search(key) is None}
+            own = {key: inner for key, inner in item.items() if _OTHER_MODELS.search(key) is None}
             waiting += [*reversed(own.values()), *reversed(own)]
         elif isinstance(item, list):
             waiting += reversed(item)

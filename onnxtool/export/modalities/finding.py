@@ -29,7 +29,7 @@ from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
 from onnxtool.export.signature import run_own_forward, run_torch_tensors
 
 # Far above float32 rounding, and far below the effect of a different formula.
-_SAME = 1e-4
+_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ def scales_to_length_one(model: Any, modality: Modality, both: Modality, side: S
     if side.embeddings in whole and features.ndim == 2:
         compared = whole[side.embeddings].float().cpu().numpy()
         if compared.shape == features.shape:
-            if np.abs(compared - features).max() <= _SAME * np.abs(features).max():
+            if np.abs(compared - features).max() <= _TOLERANCE * np.abs(features).max():
                 return False
-            if np.abs(compared - features / np.linalg.norm(features, axis=-1, keepdims=True)).max() <= _SAME:
+            if np.abs(compared - features / np.linalg.norm(features, axis=-1, keepdims=True)).max() <= _TOLERANCE:
                 return True
     raise ExportError(
         f"{type(model).__name__} does not compare what its {side.method} gives ({side.embeddings} of its forward is "
@@ -136,7 +136,7 @@ def with_padding(model: Any, modality: Modality, side: Side) -> Modality:
         run_torch_tensors(model, {name: array[:1] for name, array in feeds.items()})[side.features].float()
         for feeds in (texts, modality.tokenize(["a"], length + 2))
     )
-    if (short - alone).abs().max() <= _SAME * short.abs().max():
+    if (short - alone).abs().max() <= _TOLERANCE * short.abs().max():
         return modality
     if modality.longest is None:
         raise ExportError(
@@ -158,7 +158,7 @@ _PICTURE_TASKS = ("image-classification",)
 _DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings")
 _SOUNDS = ("input_values", "input_features")
 # Substrings of input names by their content: `pixel_values_videos`, `audio_input_features`.
-_BESIDE_TEXT = {"images": ("pixel_values",), "sound": _SOUNDS}
+_OTHER_INPUTS = {"images": ("pixel_values",), "sound": _SOUNDS}
 # Encoder-decoders that do not generate derive the decoder input by shifting the encoder's.
 _NOT_GENERATING = ("Classification", "QuestionAnswering")
 
@@ -247,7 +247,7 @@ def _reads(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ...]) -> boo
 def _left_out(accepted: tuple[str, ...]) -> tuple[str, ...]:
     """Return what a text-only file leaves out of a model that accepts these inputs."""
     return tuple(
-        kind for kind, parts in _BESIDE_TEXT.items() if any(part in name for part in parts for name in accepted)
+        kind for kind, parts in _OTHER_INPUTS.items() if any(part in name for part in parts for name in accepted)
     )
 
 

@@ -175,14 +175,14 @@ def _prepare(processor: Any, pages: Sequence[tuple[int, int]]) -> Feeds:
 
 
 # The one page retriever class of transformers 5.23 whose pages all have the same tokens.
-_SAME_TOKENS = "ColPaliForRetrieval"
+_FIXED_TOKENS = "ColPaliForRetrieval"
 _REFUSED = {
     "NeoMMEForRetrieval": "transformers prepares its pages only with torchvision, whose pixels are not computed here, "
     "and writes its queries by a chat template"
 }
 _TASKS = (TASK_OF_PICTURES, LATE_INTERACTION)
 _PICTURE = (64, 48, 3)
-_SAME = 1e-4  # above float32 rounding, and far below the effect of a different formula
+_TOLERANCE = 1e-4  # above float32 rounding, and far below the effect of a different formula
 
 
 def restrict_to_pages(model: Any, checkpoint: Checkpoint) -> Any:
@@ -196,11 +196,11 @@ def restrict_to_pages(model: Any, checkpoint: Checkpoint) -> Any:
         CheckpointError: the checkpoint has no processor, or it does not run.
         ExportError: the model is not supported, or the task is another.
     """
-    if checkpoint.architecture not in (_SAME_TOKENS, *_FORWARDS):
+    if checkpoint.architecture not in (_FIXED_TOKENS, *_FORWARDS):
         raise ExportError(
             f"{checkpoint.architecture} is a page retriever that onnxtool does not support: "
             f"{_REFUSED.get(checkpoint.architecture, 'it is none that transformers 5.23 has')}",
-            f"of the retrievers of pages, {', '.join((_SAME_TOKENS, *_FORWARDS))} are exported; run this one with "
+            f"of the retrievers of pages, {', '.join((_FIXED_TOKENS, *_FORWARDS))} are exported; run this one with "
             "transformers",
         )
     if checkpoint.task not in _TASKS:
@@ -209,8 +209,8 @@ def restrict_to_pages(model: Any, checkpoint: Checkpoint) -> Any:
             f"export each: {' and '.join(f'--task {task}' for task in _TASKS)}",
         )
     if checkpoint.task != TASK_OF_PICTURES:
-        forward = _query_forward(model, has_types=checkpoint.architecture == _SAME_TOKENS)
-    elif checkpoint.architecture == _SAME_TOKENS:
+        forward = _query_forward(model, has_types=checkpoint.architecture == _FIXED_TOKENS)
+    elif checkpoint.architecture == _FIXED_TOKENS:
         forward = _page_forward(model, _page_tokens(checkpoint))
     else:
         forward = _FORWARDS[checkpoint.architecture](model)
@@ -230,7 +230,7 @@ def find_page_inputs(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ..
     pages = inputs.pages()
     restricted = run_torch_tensors(model, {name: pages[name] for name in accepted})[TOKENS]
     own = run_own_forward(model, pages)["embeddings"]
-    if restricted.shape != own.shape or not (restricted - own).abs().max() <= _SAME:
+    if restricted.shape != own.shape or not (restricted - own).abs().max() <= _TOLERANCE:
         raise ExportError(
             f"{type(model).__name__} computes other vectors of pages than onnxtool's form of it",
             "use the version of transformers that onnxtool was tested with (5.23)",

@@ -30,7 +30,7 @@ _TEXTS = (
 )
 _LONGEST_SAMPLE = 128
 _UNLIMITED = 10**6
-_FEWEST_FIXED = 12  # tokens of a fixed length that leaves room for padding
+_MIN_FIXED = 12  # tokens of a fixed length that leaves room for padding
 PADDING_SIDES = ("right", "left")
 FEW_IDS = 256  # number to draw from if the model does not say how many ids it knows
 _FIXED_SEQUENCE = 512  # for a model without a limit, in a file that cannot leave the length open
@@ -146,7 +146,7 @@ class TextInputs:
     def filled_up(self, fixed: Sizes) -> tuple[Case, Case] | None:
         """Return texts padded to a fixed length, three times theirs, and one alone; None if no length is fixed."""
         length = fixed.get(SEQUENCE, 0)
-        if length < _FEWEST_FIXED or self.padded_length is not None:
+        if length < _MIN_FIXED or self.padded_length is not None:
             return None
         feeds = self.feeds({self.batch_axis: 2, **fixed})
         is_text = np.arange(length) < length // 3

@@ -174,15 +174,15 @@ _TYPES = "token_type_ids"
 _IDS_AND_MASK = ("input_ids", "attention_mask")
 _TEXT_INPUTS = ("input_ids", _TYPES, "attention_mask")
 
-_OF_TOKENS, _OF_TEXTS = ("batch_size", "sequence", None), ("batch_size", None)
-_LOGITS = TensorInfo("logits", "float32", _OF_TOKENS)
-_SCORES = TensorInfo("logits", "float32", _OF_TEXTS)
-_STATES = TensorInfo("last_hidden_state", "float32", _OF_TOKENS)
-_VECTORS = TensorInfo("sentence_embedding", "float32", _OF_TEXTS)
+_PER_TOKEN, _PER_TEXT = ("batch_size", "sequence", None), ("batch_size", None)
+_LOGITS = TensorInfo("logits", "float32", _PER_TOKEN)
+_SCORES = TensorInfo("logits", "float32", _PER_TEXT)
+_STATES = TensorInfo("last_hidden_state", "float32", _PER_TOKEN)
+_VECTORS = TensorInfo("sentence_embedding", "float32", _PER_TEXT)
 _STATE = TensorInfo("sentence_embedding", "float32", ("batch_size", 1, None))
-_VECTORS_OF_TOKENS = TensorInfo("token_embeddings", "float32", _OF_TOKENS)
+_TOKEN_VECTORS = TensorInfo("token_embeddings", "float32", _PER_TOKEN)
 _TERMS = TensorInfo("output_idx", "int64", ("terms",)), TensorInfo("output_weights", "float32", ("terms",))
-_WEIGHTS = TensorInfo("sparse", "float32", _OF_TEXTS)
+_WEIGHTS = TensorInfo("sparse", "float32", _PER_TEXT)
 
 # Uses shared by several consumers; the last ones are those of sentence-transformers, which computes its own modules.
 _IN_GRAPH = Usage(DENSE, (_VECTORS,), "embedding")
@@ -242,7 +242,7 @@ _TABLE = (
             _BY_CONSUMER,
             _IN_GRAPH,
             # It adds a marker to ids and mask, but would not extend token types.
-            Usage(TOKENS, (_VECTORS_OF_TOKENS,), LATE_INTERACTION, unfed=(_TYPES,)),
+            Usage(TOKENS, (_TOKEN_VECTORS,), LATE_INTERACTION, unfed=(_TYPES,)),
             _CLASSIFIERS,
         ),
         files=(*_FILES, _MAP),
@@ -304,7 +304,7 @@ _TABLE = (
     Target(  # next-plaid-onnx/src/lib.rs
         "next-plaid",
         "next-plaid",
-        (Usage(TOKENS, (_VECTORS_OF_TOKENS._replace(name="output"),), LATE_INTERACTION, unfed=(_TYPES,)),),
+        (Usage(TOKENS, (_TOKEN_VECTORS._replace(name="output"),), LATE_INTERACTION, unfed=(_TYPES,)),),
         files=(*_FILES, "onnx_config.json"),
         pads="every batch",
         length_in=_LENGTH_FILE,

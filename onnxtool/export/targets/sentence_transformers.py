@@ -75,12 +75,12 @@ class SentenceTransformersSpecification(TargetSpecification):
                 f"{source.model_name} has no modules, by which {self.target.title} would know which tokens are scored",
                 f"save it with {_ENCODERS[VERDICTS]} first, and export what that wrote; or pass --target plain",
             )
-        first, *behind = modules.kinds or ("Transformer",)
+        first, *following = modules.kinds or ("Transformer",)
         if first not in TRANSFORMERS:
             raise _refusal(
                 f"{source.model_name} begins with {first}, which is not a transformer that onnxruntime can run"
             )
-        if unknown := [kind for kind in behind if kind not in _LOADED]:
+        if unknown := [kind for kind in following if kind not in _LOADED]:
             raise _refusal(f"{source.model_name} has the modules {', '.join(unknown)}, whose files are not known here")
         for stored in modules.modules:
             if stored.kind in _WITH_WEIGHTS:
@@ -109,8 +109,8 @@ class SentenceTransformersSpecification(TargetSpecification):
         if not stored.modules:
             _write_modules(folder, kind, _default_pooling(kind, self.config))
         elif stored.query is None:
-            first, *behind = as_list(files.read_json(MODULES_NAME))
-            write_json(folder / MODULES_NAME, [{**as_object(first), "type": CLASS}, *behind])
+            first, *following = as_list(files.read_json(MODULES_NAME))
+            write_json(folder / MODULES_NAME, [{**as_object(first), "type": CLASS}, *following])
         else:
             routes = files.read_object(ROUTER_NAME)
             types = {**as_object(routes.get("types")), stored.modules[0].folder: CLASS}
@@ -152,7 +152,7 @@ class SentenceTransformersSpecification(TargetSpecification):
 
     @property
     def note(self) -> str:
-        """Say how to load it."""
+        """Instructions to load it."""
         return (
             f'import onnxtool.sentence_transformers, then load it with {_ENCODERS[self.usage.kind]}("FOLDER") of '
             "sentence-transformers 6; without that import, trust_remote_code=True"
