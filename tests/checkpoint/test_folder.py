@@ -35,34 +35,25 @@ def _model(path: Path, files: str | None = None) -> ModelFile:
     return ModelFile.open(TinyModel(table(4, 2), "last_hidden_state", metadata=metadata).write(path))
 
 
-def test_the_folder_in_the_metadata_comes_first(tmp_path: Path) -> None:
-    """It wins over folders that happen to have the model's name."""
-    stamped = write_checkpoint(tmp_path / "stamped")
-    write_checkpoint(tmp_path / "model")
-    assert find_checkpoint_folder(_model(tmp_path / "model.onnx", "stamped")).path == stamped
-
-
 @pytest.mark.parametrize(
-    ("model", "folder"),
+    ("model", "stamp", "folders"),
     [
-        ("models/bert.onnx", "models/bert"),
-        ("models/bert-optimized.onnx", "models/bert"),
-        ("models/bert-int8.onnx", "models/bert"),
-        ("models/bert-optimized.onnx", "models/bert-optimized"),
-        ("bert/model.onnx", "bert"),
-        ("bert/onnx/model.onnx", "bert"),
+        ("model.onnx", "stamped", ("stamped", "model")),
+        ("renamed.onnx", "old-name", ("renamed",)),  # with its folder
+        ("models/bert.onnx", None, ("models/bert",)),
+        ("models/bert-optimized.onnx", None, ("models/bert",)),
+        ("models/bert-int8.onnx", None, ("models/bert",)),
+        ("models/bert-optimized.onnx", None, ("models/bert-optimized", "models/bert")),
+        ("bert/model.onnx", None, ("bert",)),
+        ("bert/onnx/model.onnx", None, ("bert",)),
     ],
 )
-def test_without_metadata_the_names_and_places_of_the_field_are_tried(tmp_path: Path, model: str, folder: str) -> None:
-    """The model's name, without `-optimized` too, and the two layouts of the hub."""
-    wanted = write_checkpoint(tmp_path / folder)
-    assert find_checkpoint_folder(_model(tmp_path / model)).path == wanted
-
-
-def test_a_stamped_folder_that_is_gone_does_not_hide_the_others(tmp_path: Path) -> None:
-    """A model that was renamed with its folder still finds it."""
-    wanted = write_checkpoint(tmp_path / "renamed")
-    assert find_checkpoint_folder(_model(tmp_path / "renamed.onnx", "old-name")).path == wanted
+def test_the_first_folder_that_exists_is_taken(
+    tmp_path: Path, model: str, stamp: str | None, folders: tuple[str, ...]
+) -> None:
+    """The one in the metadata, the model's name, without `-optimized` too, and the two layouts of the hub."""
+    first, *_ = (write_checkpoint(tmp_path / folder) for folder in folders)
+    assert find_checkpoint_folder(_model(tmp_path / model, stamp)).path == first
 
 
 def test_of_a_link_the_places_beside_its_target_are_tried_last(tmp_path: Path) -> None:
@@ -94,15 +85,10 @@ def test_metadata_that_names_another_place_is_refused(tmp_path: Path, name: str)
 
 
 def test_model_name_decides_where_it_is_given(tmp_path: Path) -> None:
-    """A folder passed by the user wins over those beside the model."""
+    """It wins over folders next to the model, which are not read either if it has no tokenizer."""
     write_checkpoint(tmp_path / "bert")
     wanted = write_checkpoint(tmp_path / "elsewhere")
     assert find_checkpoint_folder(_model(tmp_path / "bert.onnx"), str(wanted)).path == wanted
-
-
-def test_model_name_must_hold_a_tokenizer(tmp_path: Path) -> None:
-    """The files beside the model are not taken in its place."""
-    write_checkpoint(tmp_path / "bert")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"has no tokenizer\.json"):
         find_checkpoint_folder(_model(tmp_path / "bert.onnx"), str(tmp_path / "empty"))

@@ -39,8 +39,10 @@ def _limit(
 @pytest.mark.parametrize("config", [{}, {"max_position_embeddings": 20}, {"max_position_embeddings": 60}])
 def test_the_stamp_of_the_export_comes_before_what_is_deduced(tmp_path: Path, config: dict[str, Any]) -> None:
     """It was worked out with the model at hand, whatever names and files suggest."""
-    limit = _limit(tmp_path, stamp="50", config=config, tokenizer_config={"model_max_length": 30})
+    limit = _limit(tmp_path / "a", stamp="50", config=config, tokenizer_config={"model_max_length": 30})
     assert limit == Limit(50, "onnxtool.max_length of the model's metadata")
+    # A graph that was fixed to a shape after its export takes no other.
+    assert _limit(tmp_path / "b", stamp="50", length=7) == Limit(7, "the shape of the input input_ids")
 
 
 @pytest.mark.parametrize(
@@ -53,11 +55,6 @@ def test_the_limit_of_sentence_transformers_lowers_others(tmp_path: Path, task: 
         limit = _limit(tmp_path / place, task, sentence_bert={"max_seq_length": 8}, **given)
         assert limit is not None
         assert limit.tokens == tokens
-
-
-def test_a_fixed_sequence_axis_lowers_the_stamp(tmp_path: Path) -> None:
-    """A graph that was fixed to a shape after its export takes no other."""
-    assert _limit(tmp_path, stamp="50", length=7) == Limit(7, "the shape of the input input_ids")
 
 
 @pytest.mark.parametrize("stamp", ["", "0", "-1", "+5", " 5", "1e3", "5.0", "٣", "²", "many", "9" * 5000])

@@ -85,23 +85,15 @@ def test_a_text_at_the_limit_stays_whole_and_one_beyond_is_cut(tmp_path: Path, l
     assert cut.ids == whole.ids == tuple(ids_of(fits))
 
 
-def test_texts_are_cut_on_the_side_that_the_tokenizer_says(tmp_path: Path) -> None:
-    """Dialogue models keep the end."""
+def test_texts_are_cut_to_the_limit_on_the_side_that_the_tokenizer_says(tmp_path: Path) -> None:
+    """Dialogue models keep the end. The truncation in tokenizer.json (40 here) is that of a training run."""
     tokenizer = _tokenizer(tmp_path, truncation_side="left")
     assert tokenizer.encode(["cat sat dog"], Limit(3, "a test"))[0].ids == tuple(ids_of("dog"))
-
-
-def test_nothing_is_cut_without_a_limit(tmp_path: Path) -> None:
-    """The truncation in tokenizer.json (40 here) is that of a training run."""
-    (encoded,) = _tokenizer(tmp_path).encode(["cat " * 100])
+    (encoded,) = tokenizer.encode(["cat " * 100])
     assert len(encoded) == 102
     assert not encoded.truncated
-
-
-def test_a_limit_without_room_for_text_is_refused(tmp_path: Path) -> None:
-    """The tokenizers library would take it as no limit at all."""
     with pytest.raises(InputError, match="a test allows 2 tokens, and 2 of them are special"):
-        _tokenizer(tmp_path).require_room(Limit(2, "a test"))
+        tokenizer.require_room(Limit(2, "a test"))
 
 
 @pytest.mark.parametrize("mask_token", ["[MASK]", {"content": "[MASK]", "lstrip": True}])

@@ -102,11 +102,6 @@ def test_files_that_are_missing_or_damaged_are_one_error(
     assert hint in error.value.hint
 
 
-def test_the_architecture_of_config_json_is_loaded(folder: Path) -> None:
-    """A masked language model keeps its head, without which a SPLADE vector would be a hidden state."""
-    assert type(load(folder)).__name__ == "BertForMaskedLM"
-
-
 def test_a_path_with_nothing_at_it_is_not_asked_of_the_hub(tmp_path: Path) -> None:
     """A mistyped folder must not become a request to a server."""
     with pytest.raises(CheckpointError, match="no such folder"):
@@ -202,7 +197,8 @@ def test_a_configuration_that_fits_no_model_is_an_error(
 
 
 def test_a_config_without_architecture_names_the_candidates(folder: Path) -> None:
-    """The user picks a task, and sees which class it means."""
+    """The user picks a task, and sees which class it means; the one that is named keeps its head."""
+    assert type(load(folder)).__name__ == "BertForMaskedLM"
     change_config(folder, lambda config: config.pop("architectures"))
     with pytest.raises(CheckpointError, match="names no architecture") as error:
         load(folder)
@@ -288,30 +284,18 @@ def test_missing_weights_are_named_or_made_up_where_that_is_asked_for(folder: Pa
     assert torch.equal(first, second)
 
 
-def test_a_task_that_the_model_has_no_class_for_lists_those_it_has(folder: Path) -> None:
-    """CLIP has no masked language model."""
+def test_what_a_checkpoint_cannot_do_is_refused(folder: Path) -> None:
+    """A revision of a folder, a device or pooling that it does not state, and a task of no class of its model."""
+    source = Source.find(str(folder))
+    with pytest.raises(CheckpointError, match="--revision v1 means nothing"):
+        Source.find(str(folder), revision="v1")
+    with pytest.raises(ProviderError, match="cannot use the device 'abacus'"):
+        Checkpoint.open(source).load_model(dtype="float32", device="abacus", attention=None)
+    with pytest.raises(CheckpointError, match="does not say how it pools"):  # the mean would be a guess
+        read_head("embedding", source)
     (folder / "config.json").write_text(json.dumps({"model_type": "clip", "architectures": ["CLIPModel"]}))
     with pytest.raises(CheckpointError, match="no architecture for the task fill-mask"):
         Checkpoint.open(Source.find(str(folder)), task="fill-mask")
-
-
-def test_a_device_that_torch_cannot_use_is_an_error(folder: Path) -> None:
-    """It says what torch said, and never takes another device."""
-    checkpoint = Checkpoint.open(Source.find(str(folder)))
-    with pytest.raises(ProviderError, match="cannot use the device 'abacus'"):
-        checkpoint.load_model(dtype="float32", device="abacus", attention=None)
-
-
-def test_a_revision_of_a_folder_is_refused(folder: Path) -> None:
-    """It would be ignored."""
-    with pytest.raises(CheckpointError, match="--revision v1 means nothing"):
-        Source.find(str(folder), revision="v1")
-
-
-def test_a_checkpoint_that_does_not_say_how_it_pools_gets_no_embedding_head(folder: Path) -> None:
-    """The mean would be a guess, and verification would share it."""
-    with pytest.raises(CheckpointError, match="does not say how it pools"):
-        read_head("embedding", Source.find(str(folder)))
 
 
 def saved(model: Any, folder: Path) -> Path:
@@ -595,19 +579,17 @@ def test_an_adapter_of_prompts_cannot_be_opened(base: Path, tmp_path: Path) -> N
         opened(tmp_path / "prompts")
 
 
-def test_without_peft_an_adapter_is_an_error(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file must not depend on what is installed."""
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(CheckpointError, match="PEFT cannot be imported"):
-        Checkpoint.open(Source.find(str(adapter)))
-
-
-def test_an_adapter_without_weights_is_said_to_have_none(base: Path, adapter: Path, tmp_path: Path) -> None:
-    """It would be merged as nothing."""
+def test_an_adapter_without_peft_or_weights_is_an_error(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file must not depend on what is installed, and nothing would be merged."""
     folder = shutil.copytree(base, tmp_path / "both")
     shutil.copy(adapter / "adapter_config.json", folder / "adapter_config.json")
     with pytest.raises(CheckpointError, match=r"without weights \(adapter_model\.safetensors\)"):
         Checkpoint.open(Source.find(str(folder)))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(CheckpointError, match="PEFT cannot be imported"):
+        Checkpoint.open(Source.find(str(adapter)))
 
 
 def test_an_export_does_not_turn_its_adapter_into_a_model(adapter: Path, tmp_path: Path) -> None:

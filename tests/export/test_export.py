@@ -144,11 +144,6 @@ def test_the_outputs_of_a_splade_checkpoint_are_logits(report: ExportReport) -> 
         assert [dim.dim_param for dim in value.type.tensor_type.shape.dim] == ["batch_size", "sequence"]
 
 
-def test_the_file_is_valid_onnx(report: ExportReport) -> None:
-    """ONNX's own checker, with shape inference."""
-    onnx.checker.check_model(report.output, full_check=True)
-
-
 def test_answers_equal_those_of_pytorch_on_text(report: ExportReport, workshop: Workshop) -> None:
     """An oracle of its own: transformers as its documentation uses it, and a plain session."""
     folder = workshop.checkpoint("tiny-splade")
@@ -172,11 +167,7 @@ def test_verification_covers_shapes_and_masks(report: ExportReport) -> None:
     assert len(report.verification.cases) >= 6
     assert sum("ragged" in case.description for case in report.verification.cases) >= 2
     assert {case.inputs["input_ids"] for case in report.verification.cases} >= {(1, 8), (2, 1), (1, 128)}
-
-
-def test_these_weights_would_show_a_wrong_mask(report: ExportReport) -> None:
-    """Otherwise the ragged cases would show nothing."""
-    assert report.verification is not None
+    # These weights would show a wrong mask: otherwise the ragged cases would show nothing.
     assert report.verification.mask_effect is not None
     assert report.verification.mask_effect > 100 * report.verification.atol
 
@@ -221,15 +212,12 @@ def test_tokenizer_and_config_lie_beside_the_file(report: ExportReport, workshop
         assert (folder / name).read_bytes() == (checkpoint / name).read_bytes()
 
 
-def test_nothing_of_the_machine_is_in_the_file(report: ExportReport, workshop: Workshop) -> None:
-    """Exporters write stack traces with paths on every node."""
+def test_the_file_is_valid_and_its_nodes_are_named_by_their_modules(report: ExportReport, workshop: Workshop) -> None:
+    """Profiles can be read by layer; exporters write stack traces with paths of the machine on every node."""
+    onnx.checker.check_model(report.output, full_check=True)
     content = Path(report.output).read_bytes()
     assert b"site-packages" not in content
     assert str(workshop.folder).encode() not in content
-
-
-def test_nodes_are_called_by_the_module_that_made_them(report: ExportReport) -> None:
-    """A difference or a profile can then be read by layer."""
     names = [node.name for node in onnx.load(report.output, load_external_data=False).graph.node]
     assert "bert.encoder.layer.1.attention.self.query/MatMul" in names
     assert len(set(names)) == len(names)
@@ -375,6 +363,9 @@ def test_an_embedding_may_be_cut(shallow: Path, embedder: ExportReport) -> None:
     assert (output.dtype, output.shape) == ("float32", ("batch_size", 64))
     assert json.loads(report.metadata["onnxtool.options"]) == {"dimensions": 64}
     np.testing.assert_allclose(np.asarray(load(path).encode(TEXTS)), theirs, rtol=0, atol=1e-6)
+    graph = onnx.load(path).graph  # without the pooler, which only the replaced outputs used
+    assert not any("pooler" in tensor.name for tensor in graph.initializer)
+    assert not any(node.op_type == "Tanh" for node in graph.node)
 
 
 def test_vectors_that_cannot_be_cut_so_are_refused(shallow: Path, tmp_path: Path) -> None:
@@ -461,13 +452,6 @@ def test_files_of_a_replaced_checkpoint_do_not_stay(workshop: Workshop, shallow:
         export_model(ExportOptions(str(checkpoint), output=output, exporter="torchscript", verify=False, force=True))
     found = {str(path.relative_to(tmp_path / "m")) for path in (tmp_path / "m").rglob("*") if path.is_file()}
     assert found == {"config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
-
-
-def test_what_only_the_replaced_outputs_used_is_gone(embedder: ExportReport) -> None:
-    """A sentence embedding needs no pooler."""
-    model = onnx.load(embedder.output)
-    assert not any("pooler" in tensor.name for tensor in model.graph.initializer)
-    assert not any(node.op_type == "Tanh" for node in model.graph.node)
 
 
 @pytest.mark.parametrize("name", ["nosuffix", "m.bin", ".onnx"])
