@@ -128,8 +128,8 @@ class ChatTemplate:
         Raises:
             OnnxtoolError: the template cannot be read, fails, or reaches a limit of time or memory.
         """
-        about: dict[str, Json] = {"task": task} if task is not None and self.reads_task else {}
-        variables = {**self.special_tokens, **about, **self.passed}
+        task_variable: dict[str, Json] = {"task": task} if task is not None and self.reads_task else {}
+        variables = {**self.special_tokens, **task_variable, **self.passed}
         chats: list[str] = []
         for start in range(0, len(texts), _TEXTS_PER_REQUEST):
             chats += self._ask(

@@ -135,10 +135,10 @@ class CheckpointFiles(ABC):
         """Return a module's tensors after `convert`, dropping those for which it returns nothing."""
         from safetensors import SafetensorError, deserialize
 
-        inside = f"{folder}/" if folder else ""
-        path = self.locate(f"{inside}{MODULE_WEIGHTS}")
+        prefix = f"{folder}/" if folder else ""
+        path = self.locate(f"{prefix}{MODULE_WEIGHTS}")
         folder = folder or "the folder"
-        if path is None and (pickle := self.locate(f"{inside}{MODULE_PICKLE}")) is not None:
+        if path is None and (pickle := self.locate(f"{prefix}{MODULE_PICKLE}")) is not None:
             if not self.allow_pickle:
                 raise self.refuse(
                     f"{folder} of {self.label} has its weights only in a pickle ({MODULE_PICKLE}), which can run code",

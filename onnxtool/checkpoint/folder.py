@@ -303,10 +303,10 @@ def find_checkpoint_folder(
                 "leave --model_name out, or pass the folder that onnxtool optimize --vocabulary wrote",
             )
         return replace(named, tokenizer_sha256=sha256, padding=padding, embedded=embedded)
-    tried = list(dict.fromkeys(_candidates(model, model.path)))
+    folders = list(dict.fromkeys(_candidates(model, model.path)))
     if model.path.is_symlink():  # a model in a cache or store has its files next to the target, or next to the link
-        tried = list(dict.fromkeys((*tried, *_candidates(model, model.path.resolve()))))
-    for path in tried:
+        folders = list(dict.fromkeys((*folders, *_candidates(model, model.path.resolve()))))
+    for path in folders:
         folder = CheckpointFolder(path, tokenizer_sha256=sha256, padding=padding, embedded=embedded)
         if any(folder.locate(name) for name in needs) and _is_own(folder, model):
             return folder
@@ -314,7 +314,7 @@ def find_checkpoint_folder(
         return CheckpointFolder(model.path.with_suffix(""), padding=padding, embedded=embedded)
     missing = " that was written with its vocabulary" if VOCABULARY_KEY in model.metadata else ""
     raise InputError(
-        f"no {' or '.join(needs)}{missing} for {model.path}; looked in {', '.join(str(path) for path in tried)}",
+        f"no {' or '.join(needs)}{missing} for {model.path}; looked in {', '.join(str(path) for path in folders)}",
         "pass --model_name with the checkpoint's folder or its id on the hub",
     )
 

@@ -55,8 +55,8 @@ def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit |
         InputError: a file of the checkpoint is malformed.
         ModelFileError: the stamp is not a number of tokens.
     """
-    if (cut := _cut_in_graph(model)) is not None:
-        return cut
+    if (graph_cut := _cut_in_graph(model)) is not None:
+        return graph_cut
     stamped = [limit for limit in (_stamped_limit(model, MAX_LENGTH_KEY), verified_limit(model)) if limit is not None]
     limits = (*stamped, *_shape_limit(model)) if stamped else _deduced_limits(model, folder)
     return min((*limits, *_sentence_limit(folder, task)), default=None)
@@ -82,8 +82,8 @@ def limit_of_task(model: ModelFile, folder: CheckpointFolder, task: str) -> Limi
 
 def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | None:
     """Return the limit beyond which the graph fails or was not verified; None if none is known, or without tokens."""
-    if (cut := _cut_in_graph(model)) is not None:
-        return cut
+    if (graph_cut := _cut_in_graph(model)) is not None:
+        return graph_cut
     if all(info.dtype.startswith("float") for info in model.structure.inputs):
         return None  # images and audio; their positions count patches and frames
     return min(_graph_limits(model, folder), default=None)
@@ -392,11 +392,11 @@ def _taken(values: tuple[Value, ...], ranges: Sequence[range]) -> tuple[Value, .
 
 def _with_framing(length: int, parts: Sequence[range], ranges: Sequence[range]) -> list[range]:
     """Return the positions that are `ranges` of the parts, with all tokens before, between and after the parts."""
-    taken, end = [], 0
-    for part, left in sorted(zip(parts, ranges, strict=True), key=lambda pair: (pair[0].start, pair[0].stop)):
-        taken += [range(end, part.start), left]
+    positions, end = [], 0
+    for part, kept in sorted(zip(parts, ranges, strict=True), key=lambda pair: (pair[0].start, pair[0].stop)):
+        positions += [range(end, part.start), kept]
         end = part.stop
-    return [*taken, range(end, length)]
+    return [*positions, range(end, length)]
 
 
 def _require_room(num_taken: int, room: int, limit: Limit, *, least: int) -> None:

@@ -107,8 +107,8 @@ def find_pictures(place: Path) -> tuple[PictureInput, ...]:
     """
     try:
         if place.is_dir():
-            inside = sorted(path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
-            pictures = tuple(PictureInput(path, path.name) for path in inside if not path.name.startswith("."))
+            files = sorted(path for path in place.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+            pictures = tuple(PictureInput(path, path.name) for path in files if not path.name.startswith("."))
         elif place.suffix.lower() in LISTS:
             pictures = tuple(_listed(place))
         else:

@@ -188,8 +188,8 @@ class Pruning:
 
         Clusters by Ward's linkage of cosine distances become their means, of length 1. The first token stays.
         """
-        way = "pip install 'onnxtool-cli[evaluate]'"
-        hierarchy = imported("scipy.cluster.hierarchy", "pool_factor needs scipy", way)
+        hint = "pip install 'onnxtool-cli[evaluate]'"
+        hierarchy = imported("scipy.cluster.hierarchy", "pool_factor needs scipy", hint)
         merged = vectors[_PROTECTED:]
         count = max(int(len(merged) // self.number), 1)
         if count < len(merged):

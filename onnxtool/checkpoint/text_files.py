@@ -47,8 +47,8 @@ _Parsed = TypeVar("_Parsed")
 
 def several(texts: str | TextInput | Iterable[Several]) -> Iterable[Several]:
     """Return the given texts, or the single one in a tuple."""
-    given: Any = (texts,) if isinstance(texts, str | TextInput) else texts
-    return given  # type: ignore[no-any-return]  # a text is one of what they are
+    entries: Any = (texts,) if isinstance(texts, str | TextInput) else texts
+    return entries  # type: ignore[no-any-return]  # a text is one of what they are
 
 
 class LineError(ValueError):

@@ -71,8 +71,8 @@ class TextTokenizer:
             self._tokenizer = Tokenizer.from_str(content)
         self._config = {**folder.read_object("tokenizer_config.json"), **(effective.settings if effective else {})}
         self._pad_id, self._pad_segment_id, self._pad_side = self._padding()
-        cut = (self._tokenizer.truncation or {}) if folder.embedded else {}
-        self._cut_side = _side(self._config, "truncation_side", cut.get("direction", "right"))
+        truncation = (self._tokenizer.truncation or {}) if folder.embedded else {}
+        self._cut_side = _side(self._config, "truncation_side", truncation.get("direction", "right"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         with tokenizer_errors(self._unreadable):

@@ -60,8 +60,8 @@ class EffectiveTokenizer:
         if stored is None:
             return cls(backend.to_str(pretty=True), stated)
         before = Tokenizer.from_str(read_text(stored))
-        if (cut := before.truncation) is not None:
-            backend.enable_truncation(**{**cut, "direction": tokenizer.truncation_side})
+        if (truncation := before.truncation) is not None:
+            backend.enable_truncation(**{**truncation, "direction": tokenizer.truncation_side})
         if (padding := before.padding) is not None:
             token = {"pad_id": tokenizer.pad_token_id, "pad_token": tokenizer.pad_token}
             changed = token if tokenizer.pad_token is not None else {}

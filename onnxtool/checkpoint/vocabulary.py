@@ -115,8 +115,8 @@ class Vocabulary:
             numbered = ((token, new(number)) for token, number in model["vocab"].items())
             model["vocab"] = {token: number for token, number in numbered if number is not None}
         if "merges" in model:
-            there = model["vocab"].keys()
-            model["merges"] = [pair for pair in model["merges"] if {*pair, self._merged(*pair)} <= there]
+            tokens = model["vocab"].keys()
+            model["merges"] = [pair for pair in model["merges"] if {*pair, self._merged(*pair)} <= tokens]
         for token in content["added_tokens"]:
             token["id"] = new(token["id"])
         return json.dumps(content, ensure_ascii=False, indent=2)

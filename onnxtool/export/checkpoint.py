@@ -304,18 +304,18 @@ class Checkpoint:
         self.notes.clear()
         model, info = self._load(dtype, attention, {})
         prefix = foreign_prefix(model, stored) if info["missing_keys"] and not self.quantizer else ""
-        more: dict[str, Any] = {"key_mapping": key_mapping(prefix)} if prefix else {}
+        renaming: dict[str, Any] = {"key_mapping": key_mapping(prefix)} if prefix else {}
         if prefix:
             self.notes.append(f"the names of all weights begin with {prefix!r}, which was stripped")
-            model, info = self._load(dtype, attention, more)
+            model, info = self._load(dtype, attention, renaming)
         labels = None if self.adapter is None else self.adapter.num_labels(model)
         if labels is not None:  # the adapter's own head, which the base's configuration does not count
             self.config.num_labels = labels
-            model, info = self._load(dtype, attention, more)
+            model, info = self._load(dtype, attention, renaming)
         can_do_without = "add_pooling_layer" in inspect.signature(type(model)).parameters and not allow_missing_weights
         if can_do_without and info["missing_keys"] and all(name.startswith("pooler.") for name in info["missing_keys"]):
             self.notes.append("without its pooler, which the checkpoint does not have")
-            model, info = self._load(dtype, attention, {**more, "add_pooling_layer": False})
+            model, info = self._load(dtype, attention, {**renaming, "add_pooling_layer": False})
         self._require_shapes(info, model)
         unknown = self._account(info, model, stored, prefix)
         self._require_all(unknown, missing=allow_missing_weights, unused=allow_unused_weights)
@@ -356,8 +356,8 @@ class Checkpoint:
         if unknown:
             self.notes.append(f"left out, because {self.architecture} has no place for them: {some(unknown)}")
 
-    def _load(self, dtype: str, attention: str | None, more: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the model as loaded by transformers with `more` arguments, and its report about the weights."""
+    def _load(self, dtype: str, attention: str | None, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the model as loaded by transformers with further `arguments`, and its report about the weights."""
         import torch
 
         source = self.source.weights
@@ -373,7 +373,7 @@ class Checkpoint:
                     use_safetensors=not self.is_pickle,  # torch loads only tensors from a pickle (weights_only)
                     ignore_mismatched_sizes=True,  # distinguished by name and shape
                     output_loading_info=True,
-                    **more,
+                    **arguments,
                     # transformers would insert the adapter, and report its weights instead of the model's.
                     **({"adapter_kwargs": {"subfolder": "none"}} if self.adapter else {}),
                     **({"attn_implementation": attention} if attention else {}),
@@ -488,10 +488,10 @@ def load_config(source: Source) -> Any:
                 f"{source.model_name} is a model with its own code (auto_map in config.json), which was not run",
                 "read that code, and pass --trust_remote_code if you trust it",
             ) from error
-        near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING_NAMES, n=3)
+        similar = difflib.get_close_matches(str(model_type), CONFIG_MAPPING_NAMES, n=3)
         raise CheckpointError(
             f"transformers knows no model_type {model_type!r} (config.json of {source.model_name})",
-            (f"did you mean {', '.join(near)}? " if near else "") + "a newer transformers may know it",
+            (f"did you mean {', '.join(similar)}? " if similar else "") + "a newer transformers may know it",
         ) from error
     except Exception as error:  # each configuration validates its values differently, or not at all
         raise source.unreadable(error) from error

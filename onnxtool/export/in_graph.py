@@ -257,11 +257,11 @@ class TextProof:
         """
         draw = random.Random(0)  # noqa: S311  texts, no secrets
         items = self._items(proof_texts(self.tokenizer, self.frame.most_tokens))
-        whole = [*items, *self._items([*_characters(), *(_patterns() if self.frame.num_texts == 1 else ())])]
+        all_items = [*items, *self._items([*_characters(), *(_patterns() if self.frame.num_texts == 1 else ())])]
         kinds: Counter[str] = Counter()
         differing: set[Text] = set()
-        for start in range(0, len(whole), _BATCH_SIZE):
-            for text in self._differences(whole[start : start + _BATCH_SIZE]):
+        for start in range(0, len(all_items), _BATCH_SIZE):
+            for text in self._differences(all_items[start : start + _BATCH_SIZE]):
                 kinds[self.kind(text)] += 1
                 differing.add(text)
         same = [item for item in items if item not in differing]
@@ -269,7 +269,7 @@ class TextProof:
         for group in groups:
             if differing_texts := self._differences(group):
                 raise _differs(differing_texts[0], f"in a batch of {len(group)}")
-        return len(whole), dict(sorted(kinds.items()))
+        return len(all_items), dict(sorted(kinds.items()))
 
     @cached_property
     def _graph(self) -> TextGraph:
@@ -364,7 +364,7 @@ def _to_width(array: NDArray[Any], width: int, *, left: bool) -> NDArray[Any]:
     return np.pad(array, filling, constant_values=-1)
 
 
-def _differs(item: Text, where: str) -> InputError:
+def _differs(item: Text, context: str) -> InputError:
     return InputError(
-        f"the graph reads {shorten(repr(item), 80)} {where} otherwise than the tokenizer does", _REPORT_HINT
+        f"the graph reads {shorten(repr(item), 80)} {context} otherwise than the tokenizer does", _REPORT_HINT
     )

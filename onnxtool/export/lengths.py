@@ -98,7 +98,7 @@ class Lengths:
         longest: the maximum number of tokens the file supports; None for no limit, or if it takes no text.
         work: the cost of a run; None if the file is not verified, or its texts have a single length.
         thresholds: lengths from which the model may compute differently.
-        why: why `longest` differs from `stated`; empty if it does not.
+        reason: why `longest` differs from `stated`; empty if it does not.
         rescaled: a note on a rotary embedding that the file computes for short texts only; empty for others.
     """
 
@@ -106,7 +106,7 @@ class Lengths:
     longest: int | None
     work: Work | None = None
     thresholds: tuple[int, ...] = ()
-    why: str = ""
+    reason: str = ""
     rescaled: str = ""
 
     @classmethod
@@ -129,20 +129,24 @@ class Lengths:
                 "leave it out, or pass fewer",
             )
         kind, most = rescaling(model)
-        lost = f"right up to {most} tokens only: for longer texts, transformers rescales the rotary embedding by the "
-        lost = f"{lost}length of each (rope_type {kind}), and this file does not" if kind == "dynamic" else ""
+        rescaled = (
+            f"right up to {most} tokens only: for longer texts, transformers rescales the rotary embedding by the "
+        )
+        rescaled = f"{rescaled}length of each (rope_type {kind}), and this file does not" if kind == "dynamic" else ""
         if not verified:
-            return cls(stated, requested or stated, why="as --max_length says" if requested else "", rescaled=lost)
+            return cls(
+                stated, requested or stated, reason="as --max_length says" if requested else "", rescaled=rescaled
+            )
         work = Work.of(model)
-        longest, why = requested or stated or (_UNLIMITED if work.layers else _UNLIMITED_TABLE), ""
+        longest, reason = requested or stated or (_UNLIMITED if work.layers else _UNLIMITED_TABLE), ""
         if requested is not None:
-            why = "as --max_length says" if requested != stated else ""
+            reason = "as --max_length says" if requested != stated else ""
         else:
-            longest, why = _affordable(work, longest)
-            if not why and stated is None:
-                why = "no file of the checkpoint states a maximum; --max_length asks for another one"
+            longest, reason = _affordable(work, longest)
+            if not reason and stated is None:
+                reason = "no file of the checkpoint states a maximum; --max_length asks for another one"
         thresholds = sorted(set(config_thresholds(text_config(model).to_dict())))
-        return cls(stated, longest, work, tuple(thresholds), why, lost)
+        return cls(stated, longest, work, tuple(thresholds), reason, rescaled)
 
     def seen_in(self, graph: ir.Model) -> Lengths:
         """Return these lengths with a graph's thresholds added."""
@@ -155,9 +159,9 @@ class Lengths:
     def notes(self) -> tuple[str, ...]:
         """Notes for the user about the maximum."""
         notes = [self.rescaled] if self.rescaled else []
-        if self.why:
+        if self.reason:
             stated = "" if self.stated is None else f", of the {self.stated} that the checkpoint states"
-            notes.append(f"for texts of up to {self.longest} tokens{stated}: {self.why}")
+            notes.append(f"for texts of up to {self.longest} tokens{stated}: {self.reason}")
         compared = self.beyond(0)
         left_out = sorted({size for size in self.thresholds if size < (self.longest or 0) and size not in compared})
         if left_out and compared:
@@ -180,12 +184,12 @@ class Lengths:
         if self.work is None or self.longest is None:
             return ()
         lengths = {self.longest} if self.longest > covered else set()
-        left = WORK
+        budget = WORK
         for threshold in sorted(set(self.thresholds)):
             for length in (threshold + (steps + 1) // 2, threshold + 1 + steps):
                 if _SHORTEST < length < self.longest and length not in lengths:
-                    left -= self.work.operations(length)
-                    lengths |= {length} if left >= 0 else set()
+                    budget -= self.work.operations(length)
+                    lengths |= {length} if budget >= 0 else set()
         return tuple(sorted(lengths, reverse=True))
 
 

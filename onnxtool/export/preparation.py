@@ -447,14 +447,14 @@ def _plan_single_call(subject: _Subject) -> ExportPlan:
         signature, modality = specification.narrow(signature), specification.fed(modality)
     else:
         choice = _choose_head(subject, signature)
-    head, reasons = choice.head, tuple(filter(None, [choice.why, padding_note]))
+    head, reasons = choice.head, tuple(filter(None, [choice.reason, padding_note]))
     states = _choose_states(subject, head, specification)
     if options.prune is not None:
         pruning = Pruning.in_graph(options.prune)
         if head is not None and head.output == pruning.output:
             head = replace(head, pruning=pruning)
         if specification is not None:
-            specification = specification.told(pruning, in_graph=head is not None)
+            specification = specification.with_pruning(pruning, in_graph=head is not None)
     attention = attention_of(subject.model)
     pipeline = SingleCallPipeline(modality, signature, head, options.keep_raw, specification, attention)
     task = checkpoint.task if head is None else head.task
@@ -465,8 +465,8 @@ def _choose_head(subject: _Subject, signature: Signature) -> HeadChoice:
     """Choose the head if the consumer does not, and add a note for the user."""
     options, source, side = subject.request.options, subject.request.source, subject.side
     if side is not None:
-        both = find_both_sides(subject.model, subject.checkpoint)
-        scales = scales_to_length_one(subject.model, subject.modality, both, side)
+        both_sides = find_both_sides(subject.model, subject.checkpoint)
+        scales = scales_to_length_one(subject.model, subject.modality, both_sides, side)
         pads = subject.text is not None and subject.text.padded_length is not None
         choice = choose_side_head(options.head, side, source, signature, scales=scales, pads=pads)
     elif subject.checkpoint.is_of_pages:
@@ -547,12 +547,12 @@ def _check_chat_template(subject: _Subject, plan: ExportPlan) -> None:
     own = replace(template, source=tokenizer.get_chat_template(), special_tokens=tokenizer.special_tokens_map)
     for prompt in dict.fromkeys(("", *Prompts.of(source).by_name.values())):
         text = (_CHAT, _CHAT[::-1]) if of_pairs else _CHAT
-        (ours,) = template.render([text], prompt)
-        (theirs,) = own.render([text], prompt)
-        if ours != theirs:
+        (rendered,) = template.render([text], prompt)
+        (expected,) = own.render([text], prompt)
+        if rendered != expected:
             raise source.refuse(
-                f"the chat template of {source.model_name} renders differently than in transformers: {ours[:200]!r} "
-                f"instead of {theirs[:200]!r}"
+                f"the chat template of {source.model_name} renders differently than in transformers: "
+                f"{rendered[:200]!r} instead of {expected[:200]!r}"
             )
     if plan.specification is not None and plan.specification.usage.after is not None:
         raise TargetError(

@@ -115,9 +115,9 @@ def find_adapters(
 def _require_base(source: Source, base: Source, checkpoint: Checkpoint) -> None:
     """Refuse an adapter that was trained on another checkpoint: by weights if it is here, otherwise by name."""
     stated = source.adapter.get("base_model_name_or_path")
-    way = f"pass its base as --model_name, or correct base_model_name_or_path in its {ADAPTER_NAME}"
+    hint = f"pass its base as --model_name, or correct base_model_name_or_path in its {ADAPTER_NAME}"
     if not isinstance(stated, str) or not stated:
-        raise CheckpointError(f"the adapter {source.model_name} does not name the model it is for", way)
+        raise CheckpointError(f"the adapter {source.model_name} does not name the model it is for", hint)
     if Path(stated).is_dir():
         other = Source.find(stated, trust_remote_code=base.trust_remote_code, allow_pickle=base.allow_pickle)
         is_same = Path(stated).samefile(base.model_name) if base.is_local else other.origin == base.origin
@@ -125,7 +125,7 @@ def _require_base(source: Source, base: Source, checkpoint: Checkpoint) -> None:
     else:
         is_same = path_parts(stated)[-1] == path_parts(base.origin)[-1]
     if not is_same:
-        raise CheckpointError(f"the adapter {source.model_name} is for {stated}, not for {base.model_name}", way)
+        raise CheckpointError(f"the adapter {source.model_name} is for {stated}, not for {base.model_name}", hint)
 
 
 def _read_adapter(source: Source, base: Any, model: Any) -> RuntimeAdapter:

@@ -285,12 +285,12 @@ def order_and_name(graph: ir.Graph, module: Any) -> None:
     counts, named = dict.fromkeys(kept, 1), set[ir.Value]()
 
     def unique(name: str) -> str:
-        found, counts[name] = name, counts.get(name, 0)
-        while counts.get(found):
-            found = f"{name}_{counts[name]}"
+        candidate, counts[name] = name, counts.get(name, 0)
+        while counts.get(candidate):
+            candidate = f"{name}_{counts[name]}"
             counts[name] += 1
-        counts[found] = 1
-        return found
+        counts[candidate] = 1
+        return candidate
 
     def name(value: ir.Value, stem: str) -> None:
         if value.name not in kept and value not in named:
@@ -335,8 +335,8 @@ def _needed(graph: ir.Graph) -> Iterator[ir.Node]:
 
 def weights_of(module: Any, *, tied: bool = True) -> dict[str, Any]:
     """Return a module's parameters and buffers by name; tied ones under each of their names, or the first alone."""
-    both = (module.named_parameters, module.named_buffers)
-    return {name: tensor for named in both for name, tensor in named(remove_duplicate=not tied)}
+    named_tensors = (module.named_parameters, module.named_buffers)
+    return {name: tensor for named in named_tensors for name, tensor in named(remove_duplicate=not tied)}
 
 
 def _module_of(node: ir.Node, modules: Collection[str]) -> str:

@@ -234,15 +234,19 @@ def _require_same_outputs(
     Its first outputs do not count: running may have changed the model, which is not randomness.
     """
     for case in outputs.cases:
-        first = run(case.feeds)
-        for name, again in run(case.feeds).items():
-            one, other = (np.atleast_1d(array).astype(np.float64) for array in (first[name], again))
-            kept = informative(one, other)  # a model that masks has the same fills in both runs
-            apart = math.inf if kept is None else float(np.abs(one[kept] - other[kept]).max(initial=0.0))
-            if apart > _RANDOM_TOLERANCE * max(1.0, float(np.abs(one[kept]).max(initial=0.0))):
+        outputs_before = run(case.feeds)
+        for name, repeated in run(case.feeds).items():
+            first_run, second_run = (
+                np.atleast_1d(array).astype(np.float64) for array in (outputs_before[name], repeated)
+            )
+            kept = informative(first_run, second_run)  # a model that masks has the same fills in both runs
+            difference = (
+                math.inf if kept is None else float(np.abs(first_run[kept] - second_run[kept]).max(initial=0.0))
+            )
+            if difference > _RANDOM_TOLERANCE * max(1.0, float(np.abs(first_run[kept]).max(initial=0.0))):
                 raise ExportError(
                     f"{name_of_model} draws random numbers and answers differently each time: {name} "
-                    f"by {apart:.3g} on the same input ({case.description})",
+                    f"by {difference:.3g} on the same input ({case.description})",
                     "a seed in its configuration makes it answer once and for all, as Reformer's hash_seed does; "
                     "--no_verify exports it unverified",
                 )

@@ -181,8 +181,8 @@ class Source(ModuleFiles):
         Raises:
             CheckpointError: the adapter does not name it, or it cannot be found.
         """
-        inside = f"{self.transformer_folder}/" if self.transformer_folder else ""
-        if not self.adapter or any(self.file_at(name) for name in (f"{inside}config.json", "config.json")):
+        folder = f"{self.transformer_folder}/" if self.transformer_folder else ""
+        if not self.adapter or any(self.file_at(name) for name in (f"{folder}config.json", "config.json")):
             return None
         name, revision = self.adapter.get("base_model_name_or_path"), self.adapter.get("revision")
         if not isinstance(name, str) or not name:
@@ -396,7 +396,7 @@ def _bar(name: str, nowhere: IO[str]) -> Any:
     """Return a class of invisible progress bars, the first of which reports its progress."""
     from huggingface_hub.utils import tqdm
 
-    say = listener()  # for this thread; the hub may call from its own threads
+    report = listener()  # for this thread; the hub may call from its own threads
     bars: list[Any] = []
 
     class Told(tqdm):  # type: ignore[misc]
@@ -412,7 +412,7 @@ def _bar(name: str, nowhere: IO[str]) -> Any:
 
         def _tell(self) -> None:
             if self is bars[0] and self.total and self.total >= _MB:
-                say(Stage(f"downloading {name}, MB", int(self.n) // _MB, int(self.total) // _MB))
+                report(Stage(f"downloading {name}, MB", int(self.n) // _MB, int(self.total) // _MB))
 
     return Told
 

@@ -87,11 +87,11 @@ class StaticCheckpoint(Checkpoint):
                 f"{self.source.model_name} has no tokenizer (tokenizer.json)", "fetch the whole checkpoint"
             )
         self.require_sound_tokenizer()
-        cut = as_object(self.source.read_object("tokenizer.json").get("truncation"))
+        truncation = as_object(self.source.read_object("tokenizer.json").get("truncation"))
         try:
             with quiet(), panics_as_exceptions():
                 tokenizer = PreTrainedTokenizerFast(
-                    tokenizer_file=str(path), model_max_length=positive(cut.get("max_length"))
+                    tokenizer_file=str(path), model_max_length=positive(truncation.get("max_length"))
                 )
         except Exception as error:  # the library raises bare Exception for anything wrong with the file
             raise self.source.unreadable(error) from error

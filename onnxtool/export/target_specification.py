@@ -187,7 +187,7 @@ class TargetSpecification:
         """Convert the head's outputs to those of `usage`, in place; return further graphs by file name."""
         return {}
 
-    def told(self, pruning: Pruning, *, in_graph: bool) -> TargetSpecification:
+    def with_pruning(self, pruning: Pruning, *, in_graph: bool) -> TargetSpecification:
         """Return the specification of a model that is pruned in its graph, or by the target's own setting.
 
         Raises:
@@ -444,15 +444,15 @@ def specify(
     _check_head_name(target, usage, options.head)
     _check_inputs(target, signature, checkpoint.architecture)
     width = signature.outputs.get("logits", (0,))[-1]
-    outside = () if usage.head != "none" else modules
+    consumer_modules = () if usage.head != "none" else modules
     specification = class_of(target)(
         target,
         usage,
         source,
         checkpoint.config,
         tokenizer,
-        pooling=next((module.modes[0] for module in outside if isinstance(module, Pooling)), ""),
-        scales=any(isinstance(module, Normalize) for module in outside),
+        pooling=next((module.modes[0] for module in consumer_modules if isinstance(module, Pooling)), ""),
+        scales=any(isinstance(module, Normalize) for module in consumer_modules),
         inputs=usage.inputs(tuple(signature.inputs)),
         vocabulary_size=width if isinstance(width, int) else 0,
         left_out=_left_out(target, kind, source, is_single=width == 1),
@@ -532,9 +532,9 @@ def _left_out(target: Target, kind: str, source: Source, *, is_single: bool) -> 
 
 def other_scores(target: Target, source: ModuleFiles, *, is_single: bool) -> str:
     """Return a note if a target turns logits into other scores than the checkpoint's library does."""
-    several = source.read_object("config.json").get("problem_type") == "multi_label_classification"
+    is_multi_label = source.read_object("config.json").get("problem_type") == "multi_label_classification"
     trained = score_function(source, is_single=is_single)
-    applied = target.functions[2 * several + (not is_single)] if target.functions else trained
+    applied = target.functions[2 * is_multi_label + (not is_single)] if target.functions else trained
     note = (
         f"{target.title} scores by {applied}, and the checkpoint by {trained}: ask it for logits, and apply {trained} "
     )

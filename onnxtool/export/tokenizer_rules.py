@@ -65,7 +65,7 @@ def read_tokenizer(
         InputError: a graph cannot express one of its rules.
     """
     content = json.loads(text_tokenizer.content)
-    padding, cut = content["padding"], content["truncation"]
+    padding, truncation = content["padding"], content["truncation"]
     tokenizer = Tokenizer.from_str(text_tokenizer.content)
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -74,7 +74,7 @@ def read_tokenizer(
         most_tokens,
         padding["pad_id"],
         padding["pad_type_id"],
-        cuts_left=cut["direction"] == "Left",
+        cuts_left=truncation["direction"] == "Left",
         pads_left=padding["direction"] == "Left",
         prompt=prompt,
         num_prompt=num_prompt,

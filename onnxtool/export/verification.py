@@ -95,9 +95,9 @@ class ExportVerifier:
             if too_long is None:
                 return verification
             longest = self._longest_right(file, strategy, lengths, covered, too_long)
-            why = f"PyTorch itself does not run on {longest + 1}"
+            reason = f"PyTorch itself does not run on {longest + 1}"
             none = VerificationError(f"PyTorch itself does not run on {too_long} tokens", "", verification)
-            raise ShorterError(none, replace(lengths, longest=longest, why=why), is_own=True)
+            raise ShorterError(none, replace(lengths, longest=longest, reason=reason), is_own=True)
         finally:
             self._job.stopwatch.lap("verify")
 
@@ -172,22 +172,22 @@ class ExportVerifier:
         if lengths.work is None or right < _MIN_TOKENS or right > wrong:
             return error
         longest = self._longest_right(file, strategy, lengths, right, wrong)
-        why = f"on longer ones it differs from PyTorch by {error.verification.max_abs_error:.3g}"
-        return ShorterError(error, replace(lengths, longest=longest, why=why), is_own=False)
+        reason = f"on longer ones it differs from PyTorch by {error.verification.max_abs_error:.3g}"
+        return ShorterError(error, replace(lengths, longest=longest, reason=reason), is_own=False)
 
     def _longest_right(
         self, file: ModelFile, strategy: ExportStrategy, lengths: Lengths, right: int, wrong: int
     ) -> int:
         """Return the last length from `right` to `wrong` at which a file works, by bisection within the budget."""
-        left = WORK
+        budget = WORK
         named = {number for threshold in lengths.thresholds for number in (threshold, threshold + 1)}
         while wrong - right > 1:
             middle = (right + wrong) // 2
             length = min(
                 (number for number in named if right < number < wrong), key=lambda n: abs(n - middle), default=middle
             )
-            left -= lengths.work.operations(length) if lengths.work is not None else 0
-            if left < 0:
+            budget -= lengths.work.operations(length) if lengths.work is not None else 0
+            if budget < 0:
                 break
             tell(f"looking for the longest text that the file is correct for: {length} tokens")
             # A short text may make a model switch to another computation for good, so each length has its own model.
@@ -330,8 +330,8 @@ def _job_of(file: ModelFile, options: ExportOptions) -> Job:
     if file.embedded_tokenizer is not None:
         source = job.request.source
         own = OwnTokenizer(job.tokenizer, source.model_name, source.sentence_modules.adds_special_tokens)
-        texts, way = hard_texts(job.tokenizer), "compare it with the checkpoint that it was made from"
-        own.check("the file's tokenizer", read_folder(find_checkpoint_folder(file)), texts, way)
+        texts, hint = hard_texts(job.tokenizer), "compare it with the checkpoint that it was made from"
+        own.check("the file's tokenizer", read_folder(find_checkpoint_folder(file)), texts, hint)
     return _with_pruning(job, file)
 
 

@@ -241,10 +241,10 @@ def account(model: Any, stored: Mapping[str, StoredTensor], label: str, prefix: 
     """
     state, places = model.state_dict(), place(stored, model, prefix)
     by_target: dict[str, list[StoredTensor]] = defaultdict(list)
-    left: dict[str, StoredTensor] = {}
+    unplaced: dict[str, StoredTensor] = {}
     for name, (target, is_converted) in places.items():
         if target not in state:
-            left[target] = stored[name]
+            unplaced[target] = stored[name]
         else:
             by_target[target].append(stored[name])
             if not is_converted and len(by_target[target]) > 1:
@@ -261,15 +261,17 @@ def account(model: Any, stored: Mapping[str, StoredTensor], label: str, prefix: 
         if state[target].is_floating_point() != tensor.is_float
     ]
     if coded:
-        raise _coded(coded, [tensor.name for tensor in left.values()], label)
+        raise _coded(coded, [tensor.name for tensor in unplaced.values()], label)
     _require_equal_ties(state, by_target, label)
     buffers: dict[str, list[Any]] = defaultdict(list)
     for name, value in model.named_buffers():
         buffers[_leaf(name)].append(value)
     computed = {
-        target for target, tensor in left.items() if _is_computed(model, target, tensor, buffers[_leaf(target)], label)
+        target
+        for target, tensor in unplaced.items()
+        if _is_computed(model, target, tensor, buffers[_leaf(target)], label)
     }
-    unused = {target: tensor.name for target, tensor in left.items() if target not in computed}
+    unused = {target: tensor.name for target, tensor in unplaced.items() if target not in computed}
     known = _siblings_names(model, unused)
     unknown = sorted(name for target, name in unused.items() if target not in known)
     quantized = [name for name in unknown if method_of([name])]

@@ -133,7 +133,7 @@ def test_the_head_is_recognized(
     """By modules.json, else by the card's tags of a model with the vocabulary's logits."""
     choice = recognize_head(checkpoint(tmp_path, *modules, tags=tags), architecture)
     assert choice.name == head
-    assert bool(choice.why) == (tags != "not-splade")  # a card that says what it is needs no word
+    assert bool(choice.reason) == (tags != "not-splade")  # a card that says what it is needs no word
     assert (choice.head is None) == (head == "none")
 
 
@@ -153,8 +153,8 @@ def test_a_name_says_that_a_masked_language_model_is_a_splade(tmp_path: Path, na
     (tmp_path / name).mkdir(parents=True)
     choice = recognize_head(checkpoint(tmp_path / name), "BertForMaskedLM")
     assert choice.name == ("splade" if says else "none")
-    assert ("it is called" in choice.why) == says
-    assert ("if it is a SPLADE, pass --head splade" in choice.why) == (not says)
+    assert ("it is called" in choice.reason) == says
+    assert ("if it is a SPLADE, pass --head splade" in choice.reason) == (not says)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_card_and_training_files_say_splade(tmp_path: Path, file: str, content
     (tmp_path / file).write_text(content)
     choice = recognize_head(source, "BertForMaskedLM")
     assert choice.name == ("splade" if why else "none")
-    assert why in choice.why
+    assert why in choice.reason
 
 
 @pytest.mark.parametrize("architecture", ["BertModel", "BertForSequenceClassification", "Qwen3ForCausalLM"])

@@ -320,7 +320,7 @@ def test_a_text_takes_no_more_memory_than_there_is(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(lengths, "available_memory_bytes", lambda: 10**9)
     found = Lengths.of(bert(max_position_embeddings=8192, num_attention_heads=16), 8192, requested=None, verified=True)
     assert found.longest == 1024
-    assert "takes about 20 GiB, more than there is" in found.why
+    assert "takes about 20 GiB, more than there is" in found.reason
 
 
 @pytest.mark.parametrize("task", ["fill-mask", "feature-extraction"])

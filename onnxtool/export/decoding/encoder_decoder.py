@@ -112,8 +112,8 @@ class EncoderDecoder:
             if not _is_same(torch.cat([first, second], 1), wanted):
                 raise ExportError(f"the cache of {name} does not represent the preceding tokens", WITHOUT_CACHE)
             try:
-                both, _ = parts.decode(words, inputs[MASK], cache)
-                in_parallel = both.shape == wanted.shape and _is_same(both, wanted)
+                together, _ = parts.decode(words, inputs[MASK], cache)
+                in_parallel = together.shape == wanted.shape and _is_same(together, wanted)
             except (ValueError, TypeError, RuntimeError, IndexError, AttributeError, AssertionError):
                 in_parallel = False
         return cls(model, start_id, in_parallel)

@@ -553,15 +553,15 @@ def _body(
     number, going = ir.val("token/number", ir.DataType.INT64, []), ir.val("token/going", ir.DataType.BOOL, [])
     taken = {str(value.name): value for value in step.graph.inputs}
     carried = {name: ir.val(f"token/{name}", taken[name].dtype) for name in cache}
-    axis, zero, one = (
+    axis, zero, single = (
         inner.constant(np.array([value]), f"tokens/{name}") for name, value in (("axes", 1), ("zero", 0), ("one", 1))
     )
     first = inner.op("Unsqueeze", number, zero)
-    here = inner.op("Add", before, first)
-    after = inner.op("Add", here, one)
-    token = inner.op("Slice", ids, first, inner.op("Add", first, one), axis)
-    real = inner.op("Cast", inner.op("Slice", mask, here, after, axis), to=ir.DataType.BOOL.value)  # [B, 1]
-    for name, value in {IDS: token, MASK: inner.op("Slice", mask, zero, after, axis), **carried}.items():
+    position = inner.op("Add", before, first)
+    end = inner.op("Add", position, single)
+    token = inner.op("Slice", ids, first, inner.op("Add", first, single), axis)
+    real = inner.op("Cast", inner.op("Slice", mask, position, end, axis), to=ir.DataType.BOOL.value)  # [B, 1]
+    for name, value in {IDS: token, MASK: inner.op("Slice", mask, zero, end, axis), **carried}.items():
         if name in taken:
             taken[name].replace_all_uses_with(value, replace_graph_outputs=True)
     logits, *presents = step.graph.outputs

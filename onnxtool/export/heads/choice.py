@@ -112,12 +112,12 @@ class HeadChoice:
     Attributes:
         name: one of `ExportOptions`' heads, but not `auto`.
         head: what it adds to the graph; None for the model's own outputs.
-        why: the reason to show to users who did not choose it; empty if they did, or if there is nothing to say.
+        reason: the reason to show to users who did not choose it; empty if they did, or if there is nothing to say.
     """
 
     name: str
     head: GraphHead | None
-    why: str = ""
+    reason: str = ""
 
 
 def recognize_head(source: Source, architecture: str) -> HeadChoice:
@@ -321,8 +321,8 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
             if choice.name == "splade"
             else "--head none leaves the model's own outputs"
         )
-        why = f"head {choice.name}: {choice.why}; {off}" if choice.head else f"no head was added: {choice.why}"
-        choice = replace(choice, why=why if choice.why else "")
+        reason = f"head {choice.name}: {choice.reason}; {off}" if choice.head else f"no head was added: {choice.reason}"
+        choice = replace(choice, reason=reason if choice.reason else "")
     else:  # a --task of another kind requests the model's output for that task
         if task == "auto":
             _require_own_outputs(checkpoint.source)
@@ -350,7 +350,7 @@ def _recognize(checkpoint: Checkpoint, task: str) -> HeadChoice:
         return HeadChoice("splade", read_head("splade", source))
     if choice.head is not None and task not in ("auto", choice.head.task, *_FURTHER_TASKS.get(choice.name, ())):
         raise ExportError(
-            f"--task {task} was passed, but {source.model_name} is for {choice.head.task}: {choice.why}",
+            f"--task {task} was passed, but {source.model_name} is for {choice.head.task}: {choice.reason}",
             f"leave --task out, or pass --task {choice.head.task}",
         )
     return choice
@@ -386,13 +386,15 @@ def choose_side_head(
             "the longest text of a batch: they differ from batch to batch",
             "export the checkpoint of transformers, without modules.json, which pads to one length",
         )
-    why = "modules.json says what follows"
+    reason = "modules.json says what follows"
     if not source.sentence_modules.modules:
         modules = (Normalize(),) if scales else ()
-        why = f"{side.embeddings} as the model's own forward compares them"
+        reason = f"{side.embeddings} as the model's own forward compares them"
     head = GraphHead("embedding", side.features, side.embeddings, side.task, modules)
     head.check(signature)
-    return HeadChoice(head.name, head, f"{why}; --head none gives what {side.method} gives" if name == "auto" else "")
+    return HeadChoice(
+        head.name, head, f"{reason}; --head none gives what {side.method} gives" if name == "auto" else ""
+    )
 
 
 def _require_known(check: Callable[[Source], object], source: Source, anyway: str) -> None:

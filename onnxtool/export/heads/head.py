@@ -161,7 +161,7 @@ def append_head(model: ir.Model, head: GraphHead, *, keep_raw: bool = False) -> 
     if head.leaves_prompt_out:
         pooled = ir.val(POOLING_MASK, dtype=ir.DataType.INT64, shape=mask.shape)
         graph.inputs.append(pooled)
-    outputs = [_build(graph, one, source, mask, pooled) for one in head.all]
+    outputs = [_build(graph, member, source, mask, pooled) for member in head.all]
     graph.outputs[:] = [*outputs, source] if keep_raw else outputs
     common.RemoveUnusedNodesPass()(model)  # what only the previous outputs used, such as BERT's pooler
 
@@ -208,22 +208,26 @@ def keep_read_rows(model: Any, head: GraphHead, signature: Signature) -> tuple[G
     score = next(iter(head.modules), None)
     if not isinstance(score, LogitScore):
         return head, signature
-    whole = model.get_output_embeddings()
-    if not isinstance(whole, torch.nn.Linear):
+    output_layer = model.get_output_embeddings()
+    if not isinstance(output_layer, torch.nn.Linear):
         raise ExportError(
-            f"the logits of {type(model).__name__} are made by {type(whole).__name__}, and a reranker needs a linear "
-            "layer, because only the rows for its tokens are kept",
+            f"the logits of {type(model).__name__} are made by {type(output_layer).__name__}, and a reranker needs a "
+            "linear layer, because only the rows for its tokens are kept",
             "pass --head none for the logits of all tokens",
         )
     rows = list(score.token_ids)
-    kept = torch.nn.Linear(
-        whole.in_features, len(rows), bias=whole.bias is not None, device=whole.weight.device, dtype=whole.weight.dtype
+    narrowed = torch.nn.Linear(
+        output_layer.in_features,
+        len(rows),
+        bias=output_layer.bias is not None,
+        device=output_layer.weight.device,
+        dtype=output_layer.weight.dtype,
     )
     with torch.no_grad():
-        kept.weight.copy_(whole.weight[rows])
-        if whole.bias is not None:
-            kept.bias.copy_(whole.bias[rows])
-    model.set_output_embeddings(kept.eval())
+        narrowed.weight.copy_(output_layer.weight[rows])
+        if output_layer.bias is not None:
+            narrowed.bias.copy_(output_layer.bias[rows])
+    model.set_output_embeddings(narrowed.eval())
     shape = (*signature.outputs[head.source][:-1], len(rows))
     return (
         replace(head, modules=(score.narrowed,)),

@@ -89,25 +89,25 @@ def _signature_with_self(method: Any) -> Any:
     return own.replace(parameters=[first, *kept], return_annotation=inspect.Signature.empty)
 
 
-def scales_to_length_one(model: Any, modality: Modality, both: Modality, side: Side) -> bool:
+def scales_to_length_one(model: Any, modality: Modality, both_sides: Modality, side: Side) -> bool:
     """Determine by running the model whether its own forward scales a side's features before comparing them.
 
     Args:
         model: a dual encoder, restricted to `side`.
         modality: the inputs of the restricted model.
-        both: the inputs of its own forward: texts and images.
+        both_sides: the inputs of its own forward: texts and images.
         side: the side it is restricted to.
 
     Raises:
         ExportError: it compares neither these features, nor the features at length one.
     """
-    feeds = both.feeds(usual_sizes(both), seed=3)
-    whole = run_own_forward(model, feeds)
+    feeds = both_sides.feeds(usual_sizes(both_sides), seed=3)
+    forward_outputs = run_own_forward(model, feeds)
     names = modality.feeds(usual_sizes(modality))
     own = run_torch_tensors(model, {name: feeds[name] for name in names})[side.features]
     features: NDArray[Any] = own.float().cpu().numpy()
-    if side.embeddings in whole and features.ndim == 2:
-        compared = whole[side.embeddings].float().cpu().numpy()
+    if side.embeddings in forward_outputs and features.ndim == 2:
+        compared = forward_outputs[side.embeddings].float().cpu().numpy()
         if compared.shape == features.shape:
             if np.abs(compared - features).max() <= _TOLERANCE * np.abs(features).max():
                 return False
@@ -132,11 +132,11 @@ def with_padding(model: Any, modality: Modality, side: Side) -> Modality:
         return modality
     texts = modality.tokenize(["a", "a second text, which is longer than the first one"])
     length = texts["input_ids"].shape[1]
-    short, alone = (
+    short, longer_padding = (
         run_torch_tensors(model, {name: array[:1] for name, array in feeds.items()})[side.features].float()
         for feeds in (texts, modality.tokenize(["a"], length + 2))
     )
-    if (short - alone).abs().max() <= _TOLERANCE * short.abs().max():
+    if (short - longer_padding).abs().max() <= _TOLERANCE * short.abs().max():
         return modality
     if modality.longest is None:
         raise ExportError(

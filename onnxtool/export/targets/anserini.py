@@ -72,10 +72,10 @@ class AnseriniSpecification(TargetSpecification):
 
     def convert(self, graph: ir.Model) -> dict[str, ir.Model]:
         """Replace weights over the whole vocabulary by the terms of the text; return a graph for many texts at once."""
-        many = graph.clone()
-        self._append_terms(many, with_texts=True)
+        batched = graph.clone()
+        self._append_terms(batched, with_texts=True)
         self._append_terms(graph, with_texts=False)
-        return {f"{self.source.name}-batched.onnx": many}
+        return {f"{self.source.name}-batched.onnx": batched}
 
     def run(self, session: Session, feeds: Arrays) -> Arrays:
         """Run a graph, by single texts if it takes no more, and return weights of all terms: float32 [B, V]."""

@@ -137,7 +137,7 @@ class SentenceTransformersSpecification(TargetSpecification):
         required = as_object(encoder.get("requirements"))
         write_json(folder / ENCODER_NAME, {**encoder, "requirements": {**required, **requirement}})
 
-    def told(self, pruning: Pruning, *, in_graph: bool) -> TargetSpecification:
+    def with_pruning(self, pruning: Pruning, *, in_graph: bool) -> TargetSpecification:
         """Return the specification of a model whose sentence-transformers keeps as many terms.
 
         Raises:

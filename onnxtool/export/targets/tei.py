@@ -52,8 +52,8 @@ class TeiSpecification(TargetSpecification):
         if self.usage.kind != DENSE or self.pooling:
             return ""
         in_graph = self.head is not None
-        why = "it asks for one, but the graph has already pooled" if in_graph else "the checkpoint names no pooling"
-        return f"start text-embeddings-router with --pooling mean: {why}"
+        reason = "it asks for one, but the graph has already pooled" if in_graph else "the checkpoint names no pooling"
+        return f"start text-embeddings-router with --pooling mean: {reason}"
 
 
 def _write_flags(path: Path, mode: str) -> None:
