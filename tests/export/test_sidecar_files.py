@@ -55,15 +55,11 @@ def test_a_vocabulary_is_known_by_the_name_that_its_class_gives_it(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["merges.txt", "normalizer.json", "tokenizer_config.json", "emoji.json"])
 def test_what_lies_beside_a_vocabulary_is_none(tmp_path: Path, name: str) -> None:
-    """Transformers would make up a vocabulary."""
+    """Transformers would make up a vocabulary; CANINE, which hashes characters, needs none."""
     source = checkpoint(tmp_path, "whisper")
     (tmp_path / name).write_text("{}")
     assert not has_vocabulary(source, "whisper")
-
-
-def test_characters_need_no_vocabulary(tmp_path: Path) -> None:
-    """CANINE hashes them."""
-    assert has_vocabulary(checkpoint(tmp_path, "canine"), "canine")
+    assert has_vocabulary(source, "canine")
 
 
 def test_a_file_outside_the_checkpoint_is_refused() -> None:
@@ -81,14 +77,11 @@ def test_the_files_of_the_tokenizers_class_are_copied(tmp_path: Path) -> None:
     copied = {path.name: path.read_text() for path in (tmp_path / "staged").iterdir()}
     assert copied.keys() == {"config.json", *names}
     assert all(copied[name] == f"content of {name}" for name in names)
-
-
-def test_the_class_that_the_checkpoint_names_comes_before_that_of_its_kind(tmp_path: Path) -> None:
-    """A BERT with the tokenizer of another model."""
-    source = checkpoint(tmp_path / "model", "bert", "spm.model", "tokenizer.json")
-    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "DebertaV2Tokenizer"}))
-    write_sidecar_files(source, object(), tmp_path / "staged", tmp_path / "output")
-    assert (tmp_path / "staged" / "spm.model").exists()
+    # A BERT with the tokenizer of another model, which its settings name.
+    source = checkpoint(tmp_path / "bert", "bert", "spm.model", "tokenizer.json")
+    (tmp_path / "bert" / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "DebertaV2Tokenizer"}))
+    write_sidecar_files(source, object(), tmp_path / "staged of bert", tmp_path / "output")
+    assert (tmp_path / "staged of bert" / "spm.model").exists()
 
 
 def test_what_a_replaced_model_left_is_found_whatever_its_tokenizer_was(tmp_path: Path) -> None:

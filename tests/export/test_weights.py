@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from onnxtool.errors import CheckpointError, OnnxtoolError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.source import Source
-from onnxtool.export.weights import account, as_floats, read_headers, require_known_quantizer
+from onnxtool.export.weights import account, as_floats, read_headers
 from tests.workshop import Workshop
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
@@ -111,19 +111,14 @@ def test_tensors_without_a_place_are_named(folder: Path, edit: Callable[[Weights
         load(folder)
 
 
-def test_unknown_tensors_are_left_out_where_that_is_asked_for(folder: Path) -> None:
-    """A note names them."""
+@pytest.mark.parametrize("stored", [torch.arange(64), torch.arange(32).unsqueeze(0)])
+def test_unknown_tensors_are_left_out_where_that_is_asked_for(folder: Path, stored: torch.Tensor) -> None:
+    """A note names them; positions as older versions stored them need none, as the model counts them itself."""
+    change(folder, lambda weights: {**weights, "bert.embeddings.position_ids": stored})
+    assert load(folder)[0].notes == []
     change(folder, lambda weights: {**weights, "adapter.gate": torch.ones(2)})
     checkpoint, _ = load(folder, allow_unused_weights=True)
     assert any("adapter.gate" in note for note in checkpoint.notes)
-
-
-@pytest.mark.parametrize("stored", [torch.arange(64), torch.arange(32).unsqueeze(0)])
-def test_positions_as_older_versions_stored_them_are_no_surprise(folder: Path, stored: torch.Tensor) -> None:
-    """The model counts them itself."""
-    change(folder, lambda weights: {**weights, "bert.embeddings.position_ids": stored})
-    checkpoint, _ = load(folder)
-    assert checkpoint.notes == []
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "model."])
@@ -166,18 +161,14 @@ def shard(folder: Path, *, twice: str = "") -> tuple[Path, Path]:
     return files
 
 
-def test_a_shard_that_is_missing_is_named(folder: Path) -> None:
-    """It is not 'no weights'."""
-    shard(folder)[1].unlink()
-    with pytest.raises(CheckpointError, match=r"lacks 1 of 2 shards .*model-2\.safetensors"):
-        load(folder)
-
-
-def test_a_tensor_in_two_shards_is_refused(folder: Path) -> None:
-    """One of them would win."""
+def test_a_tensor_in_two_shards_and_a_shard_that_is_missing_are_refused(folder: Path) -> None:
+    """One of the two tensors would win; and there are weights."""
     first = min(load_file(folder / "model.safetensors"))
-    shard(folder, twice=first)
+    _, second_file = shard(folder, twice=first)
     with pytest.raises(CheckpointError, match=rf"both hold {first}"):
+        load(folder)
+    second_file.unlink()
+    with pytest.raises(CheckpointError, match=r"lacks 1 of 2 shards .*model-2\.safetensors"):
         load(folder)
 
 
@@ -228,29 +219,21 @@ def test_float8_with_its_quantizer_is_exported_as_floats(folder: Path) -> None:
     error = (before.state_dict()[QUERY] - after.state_dict()[QUERY]).abs().max()
     assert 0 < error < 0.1 * before.state_dict()[QUERY].abs().max()
     assert any("1 tensors, quantized by fp8" in note for note in checkpoint.notes)
-
-
-def test_float8_whose_scale_is_missing_is_refused(folder: Path) -> None:
-    """Transformers takes the codes for the weights then."""
-    change(folder, lambda weights: {name: v for name, v in fp8(weights).items() if not name.endswith("scale_inv")})
-    configure(folder, quantization_config=FP8)
+    # Without their scale, transformers takes the codes for the weights.
+    change(folder, lambda weights: {name: v for name, v in weights.items() if not name.endswith("scale_inv")})
     with pytest.raises(CheckpointError, match="nothing would apply their scales"):
         load(folder)
 
 
-@pytest.mark.parametrize("settings", [{"quant_method": "nibbles"}, {"bits": 4}])
-def test_a_method_that_transformers_skips_is_refused(folder: Path, settings: dict[str, Any]) -> None:
-    """It warns and loads the codes as they are."""
-    configure(folder, quantization_config=settings)
-    with pytest.raises(CheckpointError, match="which transformers does not compute with"):
-        load(folder)
-
-
-def test_settings_of_modelopt_beside_the_weights_are_seen(folder: Path) -> None:
-    """Transformers reads no hf_quant_config.json."""
+def test_a_method_that_transformers_skips_is_refused(folder: Path) -> None:
+    """It warns and loads the codes as they are; and it does not read hf_quant_config.json, of modelopt."""
     (folder / "hf_quant_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="modelopt"):
-        require_known_quantizer(Checkpoint.open(Source.find(str(folder))).config, Source.find(str(folder)))
+        load(folder)
+    for settings in ({"quant_method": "nibbles"}, {"bits": 4}):
+        configure(folder, quantization_config=settings)
+        with pytest.raises(CheckpointError, match="which transformers does not compute with"):
+            load(folder)
 
 
 def test_layers_of_a_quantizer_become_the_matrices_that_they_multiply_by(folder: Path) -> None:
