@@ -58,8 +58,11 @@ def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit |
     if (graph_cut := _cut_in_graph(model)) is not None:
         return graph_cut
     stamped = [limit for limit in (_stamped_limit(model, MAX_LENGTH_KEY), verified_limit(model)) if limit is not None]
-    limits = (*stamped, *_shape_limit(model)) if stamped else _deduced_limits(model, folder)
-    return min((*limits, *_sentence_limit(folder, task)), default=None)
+    limits = [*stamped, *_shape_limit(model)] if stamped else [*_deduced_limits(model, folder)]
+    modules = folder.sentence_modules
+    if modules.max_sequence_length is not None and task in _SENTENCE_TASKS:
+        limits.append(Limit(modules.max_sequence_length, f"max_seq_length of {modules.transformer_file}"))
+    return min(limits, default=None)
 
 
 def limit_of_task(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit | None:
@@ -124,12 +127,6 @@ def fixed_shape(model: ModelFile) -> tuple[int | None, int | None]:
 def _stamped_limit(model: ModelFile, key: str) -> Limit | None:
     stamped = model.metadata_number(key)
     return None if stamped is None else Limit(stamped, f"{key} of the model's metadata")
-
-
-def _sentence_limit(folder: CheckpointFolder, task: str) -> Iterator[Limit]:
-    modules = folder.sentence_modules
-    if modules.max_sequence_length is not None and task in _SENTENCE_TASKS:
-        yield Limit(modules.max_sequence_length, f"max_seq_length of {modules.transformer_file}")
 
 
 def _deduced_limits(model: ModelFile, folder: CheckpointFolder) -> Iterator[Limit]:

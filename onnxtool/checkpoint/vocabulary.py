@@ -1,4 +1,4 @@
-"""Cut a tokenizer.json to a part of its tokens, with the ids renumbered in their order.
+"""Reduce a tokenizer.json to some of its tokens, with ids renumbered in order.
 
 A text whose tokens are all kept is split as before. WordPiece takes the longest token at each position. BPE applies
 the merges that lead to a token, so the parts of a kept token are kept with it. Unigram chooses among pieces by their

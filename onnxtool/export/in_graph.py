@@ -1,8 +1,8 @@
 """Put a checkpoint's tokenizer into an exported graph (`export --tokenizer in_graph`), and compare the two.
 
-Three things make the comparison more than a sample. Each character that there is stands in a text, between letters:
-what rules do to single characters is seen for all of them. The pattern that splits words for byte pairs looks at the
-kinds of neighbouring characters: all short texts over one character of each kind are read.
+Two things make the comparison more than a sample. Each character of Unicode is in one of the texts, between letters,
+which shows what rules do to single characters. The pattern that splits words for byte pairs depends on the kinds of
+neighbouring characters, so all short texts over one character of each kind are compared.
 """
 
 from __future__ import annotations
@@ -71,14 +71,13 @@ def put_tokenizer(core: ModelFile, staging: Staging, files: Path, options: Expor
 
     Args:
         core: the staged graph, which reads ids.
-        staging: where it lies.
+        staging: its staging folder.
         files: the folder with its tokenizer.
         options: of the export.
 
     Raises:
-        InputError: the graph needs more than ids, or gives something for each token.
-        InputError: a graph cannot express the tokenizer.
-        InputError: the result differs.
+        InputError: the graph needs more than ids or has outputs for each token, a graph cannot express the tokenizer,
+            or the result differs from it.
     """
     with tempfile.TemporaryDirectory(dir=staging.folder.parent) as name:
         core = _moved(core, Path(name))
@@ -129,7 +128,7 @@ def check_tokenizer(file: ModelFile, text_input: TextInput, core: ModelFile, fro
         front: the graph before that.
 
     Raises:
-        InputError: a text is read otherwise.
+        InputError: a text becomes other tokens.
     """
     tokenizer = TextTokenizer(find_checkpoint_folder(file))
     rules, frame = _read_rules(
@@ -154,7 +153,7 @@ def _moved(core: ModelFile, folder: Path) -> ModelFile:
 
 
 def _require_plain(core: ModelFile, folder: CheckpointFolder) -> None:
-    """Refuse a graph that needs more than a text to give an answer, or whose answer needs the tokens.
+    """Refuse a graph that needs more inputs than a text, or whose outputs cannot be used without the tokens.
 
     Raises:
         InputError: it does.
@@ -217,7 +216,7 @@ def proof_texts(tokenizer: TextTokenizer, limit: int) -> list[str]:
 
 
 def _characters() -> Iterator[str]:
-    """Yield texts with each character that Unicode has, between letters."""
+    """Yield texts with each assigned character of Unicode, between letters."""
     characters = map(chr, (*range(1, 0xD800), *range(0xE000, 0x110000)))
     assigned = [character for character in characters if unicodedata.category(character) not in ("Cn", "Co")]
     for start in range(0, len(assigned), _CHARACTERS_PER_TEXT):
@@ -225,7 +224,7 @@ def _characters() -> Iterator[str]:
 
 
 def _patterns() -> Iterator[str]:
-    """Yield all short texts over one character of each kind, several in one text apart from each other."""
+    """Yield all short texts over one character of each kind, several in one text with separators."""
     texts = ["".join(kinds) for size in range(1, _MAX_KINDS + 1) for kinds in product(_KINDS, repeat=size)]
     for start in range(0, len(texts), _CHARACTERS_PER_TEXT):
         yield "|".join(texts[start : start + _CHARACTERS_PER_TEXT])
@@ -237,10 +236,10 @@ class TextProof:
 
     Attributes:
         tokenizer: the tokenizer.
-        rules: the same, as the graph does it.
-        frame: how rows are made of its ids.
-        graph: the graph, from texts to the inputs of `core`; None for one of ids, mask and types.
-        core: the graph that reads what `graph` gives.
+        rules: the rules of the same tokenizer in the graph.
+        frame: how ids become rows.
+        graph: the graph, from texts to the inputs of `core`; None for a graph of ids, mask and types.
+        core: the graph that takes the outputs of `graph`.
     """
 
     tokenizer: TextTokenizer
@@ -250,10 +249,10 @@ class TextProof:
     core: ModelFile | None = None
 
     def check(self) -> tuple[int, dict[str, int]]:
-        """Compare ids, masks and types; return the number of texts, and of those that differ by nature, by kind.
+        """Compare ids, masks and types; return the number of texts, and of known differences by kind.
 
         Raises:
-            InputError: a text differs otherwise.
+            InputError: a text differs in another way.
         """
         draw = random.Random(0)  # noqa: S311  texts, no secrets
         items = self._items(proof_texts(self.tokenizer, self.frame.most_tokens))
@@ -336,7 +335,7 @@ class TextProof:
         return {**scores, model["unk_id"]: min(scores.values()) - _PENALTY}
 
     def _is_tie(self, item: Text) -> bool:
-        """Return whether both readings of each word have the same score, as far as sums of float32 can tell."""
+        """Return whether both segmentations of each word have the same score, within the precision of float32."""
         (own,) = self._expected([item], _UNLIMITED)
         outputs = self._unlimited.run([item])
 

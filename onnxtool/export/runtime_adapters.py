@@ -1,7 +1,7 @@
 """Adapters next to their base: each linear layer computes `layer(x) + x @ A @ B`, and an adapter is values of A and B.
 
 A: [in, r] and B: [r, out] are initializers of rank r = 0, without which the base computes what it always does, and
-inputs that an adapter's file overrides. A factor of alpha / r, or of rank-stabilized LoRA's alpha / sqrt(r), is in B.
+inputs that an adapter's file overrides. B includes the scale alpha / r, or alpha / sqrt(r) of rank-stabilized LoRA.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _inseparable(source: Source, reason: str) -> CheckpointError:
 
 
 def graft(model: Any, adapters: Sequence[RuntimeAdapter]) -> Any:
-    """Add factors to each layer that an adapter has factors for, in place; they have any values."""
+    """Add factors with arbitrary values to each layer that an adapter has factors for, in place."""
     import torch
 
     numbers = torch.Generator().manual_seed(0)  # equal factors would become one initializer

@@ -42,7 +42,7 @@ _CHARACTER_SPLITTERS = frozenset(("BertPreTokenizer", "WhitespaceSplit", "Punctu
 _SEPARATOR = "\u16a0"  # a letter that no rule changes, which keeps characters apart
 _BATCH_SIZE = 1 << 12
 _SEVERAL_SPACES = {"Regex": " {2,}"}
-# Sums of multiples of it are exact in float32, so that readings of the same score are told apart by their order alone.
+# Sums of its multiples are exact in float32, so only their order decides between segmentations of equal score.
 SCORE_STEP = 2.0**-16
 _LETTER, _ACCENT = "e", "\u0301"
 _PAIR = ("a", "b")
@@ -251,7 +251,7 @@ def _unigram(content: Mapping[str, Any]) -> Unigram:
 
 
 def _model(pieces: Sequence[tuple[str, float]], unknown: int) -> bytes:
-    """Return a model of SentencePiece's that reads words as they are, with one more piece: see Unigram."""
+    """Return a SentencePiece model that does not normalize words and has one more piece: see Unigram."""
     from transformers.convert_slow_tokenizer import import_protobuf
 
     model = import_protobuf().ModelProto()

@@ -25,7 +25,7 @@ from onnxtool.export.modalities.combined import SideBySide, WithDecoder
 from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.modality import Modality, usual_sizes
 from onnxtool.export.modalities.pages import find_page_inputs, restrict_to_pages
-from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
+from onnxtool.export.modalities.text import FEW_IDS, TextInputs, token_of, vocabulary_size
 from onnxtool.export.signature import run_own_forward, run_torch_tensors
 
 # Far above float32 rounding, and far below the effect of a different formula.
@@ -196,17 +196,10 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
     config = getattr(model, "config", None)
     generates = not any(part in checkpoint.architecture for part in _NOT_GENERATING)
     if getattr(config, "is_encoder_decoder", False) and generates and "decoder_input_ids" in accepted:
-        start = getattr(config, "decoder_start_token_id", None)
         longest = [size for name in _DECODER_LIMITS if isinstance(size := getattr(config, name, None), int)]
         ids = vocabulary_size(model) or FEW_IDS
-        pad = getattr(config, "pad_token_id", None)
-        return WithDecoder(
-            modality,
-            ids,
-            start if isinstance(start, int) else 0,
-            min(longest, default=None),
-            pad if isinstance(pad, int) and 0 <= pad < ids else None,
-        )
+        start_id, pad_id = (token_of(role, config, ids) for role in ("decoder_start", "pad"))
+        return WithDecoder(modality, ids, start_id or 0, min(longest, default=None), pad_id)
     return modality
 
 

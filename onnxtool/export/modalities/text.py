@@ -88,8 +88,8 @@ class TextInputs:
         ids = vocabulary_size(model) or FEW_IDS
         _check_vocabulary(tokenizer, model)
         bounds = {"input_ids": ids, "inputs": ids, "token_type_ids": getattr(config, "type_vocab_size", None) or 2}
-        pad_id = next((i for i in (tokenizer.pad_token_id, _id_of("pad", config, ids)) if i is not None), 0)
-        end_id, longest = _id_of("eos", config, ids), longest_text(model, tokenizer)
+        pad_id = next((i for i in (tokenizer.pad_token_id, token_of("pad", config, ids)) if i is not None), 0)
+        end_id, longest = token_of("eos", config, ids), longest_text(model, tokenizer)
         return cls(tokenizer, names, bounds, longest, end_id, text, pad_id=pad_id)
 
     @property
@@ -277,7 +277,8 @@ def text_config(model: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _id_of(role: str, config: Any, ids: int) -> int | None:
+def token_of(role: str, config: Any, ids: int) -> int | None:
+    """Return the id that a configuration names for a role, e.g. `eos`; None for none below `ids`."""
     token_id = getattr(config, f"{role}_token_id", None)
     return token_id if isinstance(token_id, int) and 0 <= token_id < ids else None
 
