@@ -82,7 +82,7 @@ class _HeadKind:
         return GraphHead(self.name, self.source, self.output, self.task, modules)
 
 
-_KINDS: tuple[_HeadKind, ...] = (
+_HEAD_KINDS = (
     _HeadKind("splade", "logits", "sparse", "sparse-encoding", SpladePooling, ("fill-mask", "text-generation")),
     _HeadKind(
         "embedding", "last_hidden_state", "sentence_embedding", "sentence-similarity", Pooling, ("feature-extraction",)
@@ -92,6 +92,7 @@ _KINDS: tuple[_HeadKind, ...] = (
     ),
     _HeadKind("reranker", "logits", "logits", RANKING, LogitScore, ("text-generation",)),
 )
+_KINDS = {kind.name: kind for kind in _HEAD_KINDS}
 # Other uses of heads: sides of dual encoders, and rerankers that score a vector of a pair.
 _FURTHER_TASKS = {"embedding": (TASK_OF_PICTURES,), "reranker": ("text-classification",)}
 # Endings of architecture names that weigh the vocabulary at every token; the second is older.
@@ -102,6 +103,8 @@ _CROSS_ENCODER = "CrossEncoder"
 # M3 embedders, such as bge-m3.
 M3 = "m3"
 _SPARSE, _COLBERT = M3_FILES
+# Tasks of the heads that add something to the model.
+_HEAD_TASKS = {**{kind.name: kind.task for kind in _HEAD_KINDS}, M3: "sentence-similarity"}
 _STATES = "last_hidden_state"
 
 
@@ -145,14 +148,14 @@ def recognize_head(source: Source, architecture: str) -> HeadChoice:
         return HeadChoice(M3, read_m3(source), f"{' and '.join(M3_FILES)} are next to the model")
     if _scores_vectors(modules):
         return HeadChoice("reranker", _scored_embedding(source), f"{ENCODER_NAME} names {_CROSS_ENCODER}")
-    for kind in _KINDS:
+    for kind in _HEAD_KINDS:
         if kind.pooling.__name__ in modules.kinds:
             return HeadChoice(kind.name, read_head(kind.name, source), f"modules.json names {kind.pooling.__name__}")
     if modules.kinds:
         require_known_settings(modules, source)
         raise source.refuse(
             f"modules.json of {source.model_name} names {', '.join(modules.kinds)}, and onnxtool computes no pooling "
-            f"but {' and '.join(kind.pooling.__name__ for kind in _KINDS)}"
+            f"but {' and '.join(kind.pooling.__name__ for kind in _HEAD_KINDS)}"
         )
     if not architecture.endswith(_MASKED):
         return HeadChoice("none", None, "the checkpoint does not say how it is pooled")
@@ -175,7 +178,7 @@ def read_head(name: str, source: Source) -> GraphHead | None:
     """
     if name == M3:
         return read_m3(source)
-    kind = next((kind for kind in _KINDS if kind.name == name), None)
+    kind = _KINDS.get(name)
     if kind is None:
         return None
     if kind.pooling is MultiVectorMask:
@@ -258,9 +261,7 @@ def _plain_reranker(checkpoint: Checkpoint) -> GraphHead:
             "language model says whether a document is relevant",
             "name the tokens by LogitScore: save the checkpoint with CrossEncoder of sentence-transformers",
         )
-    kind = next(kind for kind in _KINDS if kind.pooling is LogitScore)
-    score = LogitScore(*(vocabulary[token] for token in _VERDICTS))
-    return kind.head((score,))
+    return _KINDS["reranker"].head((LogitScore(*(vocabulary[token] for token in _VERDICTS)),))
 
 
 def check_head(name: str, task: str) -> None:
@@ -269,7 +270,7 @@ def check_head(name: str, task: str) -> None:
     Raises:
         ExportError: the head produces something other than the task requires.
     """
-    own = _own_task(name)
+    own = _HEAD_TASKS.get(name)
     if own is None or task in ("auto", own, *_FURTHER_TASKS.get(name, ())) or task_with_head(name, task) == own:
         return
     raise ExportError(
@@ -280,15 +281,9 @@ def check_head(name: str, task: str) -> None:
 
 def task_with_head(name: str, task: str) -> str:
     """Return the task of a model for `task` with the head named `name` added."""
-    general = next((kind.general for kind in _KINDS if kind.name == name), ("feature-extraction",))
-    own = _own_task(name)
+    general = _KINDS[name].general if name in _KINDS else ("feature-extraction",)
+    own = _HEAD_TASKS.get(name)
     return own if own is not None and task in general else task
-
-
-def _own_task(name: str) -> str | None:
-    """Return a head's task; None for a name that adds nothing to the model, or leaves the choice to the export."""
-    tasks = {kind.name: kind.task for kind in _KINDS} | {M3: "sentence-similarity"}
-    return tasks.get(name)
 
 
 def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task: str = "auto") -> HeadChoice:
@@ -311,7 +306,7 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
         choice = HeadChoice(name, _plain_reranker(checkpoint) if is_plain else read_head(name, checkpoint.source))
     elif checkpoint.architecture == SPARSE_STATIC:
         choice = HeadChoice("none", None, "terms are weighed by a table")
-    elif checkpoint.task in (kind.task for kind in _KINDS) or (
+    elif checkpoint.task in (kind.task for kind in _HEAD_KINDS) or (
         # Neither the user nor modules.json says what this masked language model is for.
         task == "auto" and checkpoint.task == "fill-mask" and not checkpoint.source.sentence_modules.modules
     ):
