@@ -334,11 +334,7 @@ class Checkpoint:
             ) from error
 
     def _require_all(self, unknown: list[str], *, missing: bool, unused: bool) -> None:
-        """Refuse missing weights, and `unknown` ones that fit nowhere, unless they are allowed.
-
-        Raises:
-            CheckpointError: there are some.
-        """
+        """Refuse missing weights, and `unknown` ones that fit nowhere, unless they are allowed."""
         label = self.source.weights.model_name
         if self.initialized and not missing:
             unmatched = f", and weights that fit nowhere: {some(unknown)}" if unknown else ""
@@ -401,11 +397,7 @@ class Checkpoint:
         return _EXTRA_BYTES + sum(_COPIES * path.stat().st_size for path in self.weight_files)
 
     def _require_shapes(self, info: Mapping[str, Any], model: Any) -> None:
-        """Refuse weights with more layers than the configuration, or with other shapes.
-
-        Raises:
-            CheckpointError: some are refused.
-        """
+        """Refuse weights with more layers than the configuration, or with other shapes."""
         label = self.source.weights.model_name
         # A leftover head from another task is fine; a leftover layer of the model's kind is not.
         surplus = surplus_layers(model, info["unexpected_keys"])
@@ -427,11 +419,7 @@ class Checkpoint:
     def _account(
         self, info: Mapping[str, Any], model: Any, stored: Mapping[str, StoredTensor], prefix: str
     ) -> list[str]:
-        """Record the fate of the stored tensors, and which weights were initialized; return those that fit nowhere.
-
-        Raises:
-            CheckpointError: as for `account` and `require_scaled`.
-        """
+        """Record the fate of the stored tensors, and which weights were initialized; return those that fit nowhere."""
         label = self.source.weights.model_name
         if self.quantizer:
             require_scaled(model, stored, label)

@@ -153,11 +153,7 @@ def _moved(core: ModelFile, folder: Path) -> ModelFile:
 
 
 def _require_plain(core: ModelFile, folder: CheckpointFolder) -> None:
-    """Refuse a graph that needs more inputs than a text, or whose outputs cannot be used without the tokens.
-
-    Raises:
-        InputError: it does.
-    """
+    """Refuse a graph that needs more inputs than a text, or whose outputs cannot be used without the tokens."""
     task, opset = core.stated_task, default_opset(core.structure.opsets)
     reason = ""
     extra_inputs = sorted(

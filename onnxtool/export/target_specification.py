@@ -512,11 +512,7 @@ def _check_outputs(
 
 
 def _left_out(target: Target, kind: str, source: Source, *, is_single: bool) -> str:
-    """Return a note on what a target does not use of a checkpoint.
-
-    Raises:
-        TargetError: it would not know how an M3 embedder pools.
-    """
+    """Return a note on what a target does not use of a checkpoint."""
     if kind == SCORES:
         return other_scores(target, source, is_single=is_single)
     if kind != DENSE or not source.is_m3:
@@ -542,11 +538,7 @@ def other_scores(target: Target, source: ModuleFiles, *, is_single: bool) -> str
 
 
 def _trained_head(source: Source, kind: str) -> GraphHead | None:
-    """Return what a checkpoint computes after the model; a text encoder without pooling information is not pooled.
-
-    Raises:
-        CheckpointError: it has modules that onnxtool does not know.
-    """
+    """Return what a checkpoint computes after the model; a text encoder without pooling information is not pooled."""
     if kind == DENSE and source.sentence_modules.first_of("Pooling") is None:
         return None
     heads = {SPARSE: "splade", INFERENCE_FREE: "splade", TOKENS: LATE_INTERACTION, DENSE: "embedding"}

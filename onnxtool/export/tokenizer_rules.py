@@ -126,11 +126,7 @@ def _steps(rule: Json, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _added(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:
-    """Return the added tokens.
-
-    Raises:
-        InputError: one of them is looked for by other rules.
-    """
+    """Return the added tokens."""
     tokens = []
     for token in content["added_tokens"]:
         text = token["content"]

@@ -97,11 +97,7 @@ def _without_weights(source: Source) -> CheckpointError:
 
 
 def _files(source: Source, name: str) -> tuple[Path, ...]:
-    """Return the file named `name`, or the shards in its index; nothing if there is neither.
-
-    Raises:
-        CheckpointError: the index is malformed, or a shard is missing.
-    """
+    """Return the file named `name`, or the shards in its index; nothing if there is neither."""
     single = source.locate(name)
     if single is not None:
         return (single,)

@@ -298,11 +298,7 @@ def _filled(cache: Cache) -> Any:
 
 
 def _tensors(cache: Any) -> Cache:
-    """Return the tensors of transformers' cache, by their names in the file.
-
-    Raises:
-        ExportError: the cache is of another kind.
-    """
+    """Return the tensors of transformers' cache, by their names in the file."""
     if not all(hasattr(cache, attribute) for attribute in _CACHES.values()):
         raise ExportError(f"its cache is a {type(cache).__name__}", WITHOUT_CACHE)
     return {

@@ -230,11 +230,7 @@ def _scores_vectors(modules: SentenceModules) -> bool:
 
 
 def _scored_embedding(source: Source) -> GraphHead:
-    """Return the head of a CrossEncoder that scores a vector of the pair: pooling, with a Dense at the end.
-
-    Raises:
-        CheckpointError: its last module does not score vectors, or a module is not supported.
-    """
+    """Return the head of a CrossEncoder that scores a vector of the pair: pooling, with a Dense at the end."""
     modules = source.sentence_modules
     *before, last = modules.modules
     if last.kind != Dense.__name__ or last.settings.get("module_output_name") != "scores":
@@ -248,11 +244,7 @@ def _scored_embedding(source: Source) -> GraphHead:
 
 
 def _plain_reranker(checkpoint: Checkpoint) -> GraphHead:
-    """Return the head of a causal language model without modules: `yes` minus `no`.
-
-    Raises:
-        CheckpointError: these are not tokens of the model.
-    """
+    """Return the head of a causal language model without modules: `yes` minus `no`."""
     vocabulary = checkpoint.load_tokenizer().get_vocab()
     missing = [token for token in _VERDICTS if token not in vocabulary]
     if missing:
@@ -330,12 +322,7 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
 
 
 def _recognize(checkpoint: Checkpoint, task: str) -> HeadChoice:
-    """Determine the checkpoint's head for its task; `task` is the one that the user requested.
-
-    Raises:
-        CheckpointError: as for `recognize_head`.
-        ExportError: the checkpoint was trained for a task other than the requested one.
-    """
+    """Determine the checkpoint's head for its task; `task` is the one that the user requested."""
     source = checkpoint.source
     if checkpoint.task == RANKING and not source.sentence_modules.modules:
         verdicts = " and ".join(map(repr, _VERDICTS))
@@ -393,11 +380,7 @@ def choose_side_head(
 
 
 def _require_known(check: Callable[[Source], object], source: Source, anyway: str) -> None:
-    """Refuse a checkpoint whose images `infer` could not prepare, which `check` finds out.
-
-    Raises:
-        CheckpointError: its image processor, or one of its settings, is not supported.
-    """
+    """Refuse a checkpoint whose images `infer` could not prepare, which `check` finds out."""
     try:
         check(source)
     except CheckpointError as error:
@@ -427,11 +410,7 @@ def choose_no_head(name: str, source: Source) -> HeadChoice:
 
 
 def _require_own_outputs(source: Source) -> None:
-    """Refuse a checkpoint whose answer is more than its model's outputs, such as a decoder-based reranker.
-
-    Raises:
-        CheckpointError: it has further modules, or unsupported settings.
-    """
+    """Refuse a checkpoint whose answer is more than its model's outputs, such as a decoder-based reranker."""
     modules = source.sentence_modules
     if modules.encodes_pictures:
         raise source.refuse(
