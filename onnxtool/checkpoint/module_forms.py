@@ -288,7 +288,7 @@ def stored_tensors(
         if tensor is None or tensor.shape != shape:
             actual = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
             raise stored.files.refuse(
-                f"{name} in {stored.folder} of {stored.files.label} is {actual}, and config.json there says "
+                f"{name} in {stored.folder} of {stored.files.label} is {actual}, and its config.json says "
                 f"{list(shape)}",
                 "the folder mixes two models; take both from one",
             )
