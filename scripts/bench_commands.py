@@ -1,4 +1,4 @@
-"""Measure commands of onnxtool beside their peers, as whole processes in turns, on a BERT in the shape of SPLADE.
+"""Measure commands of onnxtool and of their peers, as whole processes in turns, on a BERT in the shape of SPLADE.
 
 `python scripts/bench_commands.py export stats` prints a table for each section, as Markdown: medians of wall time, CPU
 time and peak memory, nodes, fused attentions and size of the file, and ratios. `optimize` takes four plain exports of
@@ -163,7 +163,7 @@ def sizes(checkpoint: Path, folder: Path, names: Sequence[str]) -> None:
 
 
 def main() -> int:
-    """Measure the sections that are asked for."""
+    """Measure the chosen sections."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"any of {', '.join(SECTIONS)}; default: all")
     parser.add_argument("--rounds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""Measure how `onnxtool infer` encodes a collection, beside its peers: texts a second, CPU time and equal answers.
+"""Measure how `onnxtool infer` encodes a collection, compared with its peers: texts/s, CPU time, cosines.
 
 `python scripts/bench_infer.py --peers PYTHON` runs sentence-transformers and OpenVINO in the environment of that
 interpreter (`pip install sentence-transformers torch openvino`), and `--onnx_peers PYTHON` sentence-transformers on its

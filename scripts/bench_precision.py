@@ -45,7 +45,7 @@ Run = Callable[[Mapping[str, Any]], Any]
 
 
 def open_onnxruntime(threads: int, path: str) -> Run:
-    """Open a file as everybody does."""
+    """Open a file with the default settings."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -139,13 +139,13 @@ def make_feeds(batch: int, length: int, seed: int = 0) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
 
 
-def be_contender(threads: int, kind: str, arguments: Sequence[str]) -> None:
+def be_contender(threads: str, kind: str, *arguments: str) -> None:
     """Open, then answer each request [batch, length, file or ""] with the milliseconds of one run.
 
     It runs for a while in front of it: what the others did to caches and cores is not its time.
     """
-    clock = time.process_time if threads == 1 else time.perf_counter
-    infer = OPENERS[kind](threads, *arguments)
+    clock = time.process_time if threads == "1" else time.perf_counter
+    infer = OPENERS[kind](int(threads), *arguments)
 
     def answer(request: tuple[int, int, str]) -> float:
         batch, length, file = request
@@ -162,6 +162,13 @@ def be_contender(threads: int, kind: str, arguments: Sequence[str]) -> None:
         return elapsed_ms
 
     serve(answer)
+
+
+HELPERS: dict[str, Callable[..., None]] = {
+    "contender": be_contender,
+    "quantize": quantize_for_openvino,
+    "quantize_onnx": quantize_onnx,
+}
 
 
 # --- The race. ---
@@ -189,9 +196,7 @@ def race(
         workers = []
         for contender in contenders:
             python, *arguments = contender.command
-            worker = Worker.start(
-                contender.name, [python, __file__, "--contender", str(threads), *arguments], quiet=True
-            )
+            worker = Worker.start(contender.name, [python, __file__, "contender", str(threads), *arguments], quiet=True)
             stack.callback(worker.stop)
             workers.append(worker)
         medians: list[list[float]] = [[] for _ in contenders]
@@ -238,7 +243,7 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
     if arguments.openvino is not None:
         python = str(arguments.openvino / "bin" / "python")
         int8 = folder / "openvino-int8.xml"
-        run(python, __file__, "--quantize", str(source), str(int8))
+        run(python, __file__, "quantize", str(source), str(int8))
         contenders += [
             Contender(title + name, (python, "openvino", str(path), name), file)
             for title, path, file in (("OpenVINO ", source, None), ("OpenVINO int8, ", int8, int8.with_suffix(".bin")))
@@ -265,7 +270,7 @@ def compare_conversions(source: Path, nncf: Path | None, data: Path | None, fold
     }
     if nncf is not None:
         python = str(nncf / "bin" / "python")
-        commands["NNCF"] = (python, __file__, "--quantize_onnx", str(source), str(inputs))
+        commands["NNCF"] = (python, __file__, "quantize_onnx", str(source), str(inputs))
     print(f"int8 of {source.name}, calibrated on {OWN_TEXTS.name}; errors on other texts\n")
     columns = ["", "wall s", "CPU s", "peak MB", "MB", "1 - cosine at most", "of 10 neighbours", "Kendall's tau"]
     print_head([*columns, *([] if data is None else ["nDCG@10", "difference, 95 % interval"])])
@@ -322,7 +327,10 @@ def parse_shape(text: str) -> tuple[int, int]:
 
 
 def main() -> int:
-    """Race, and print the table as Markdown."""
+    """Race, and print the table as Markdown; or be a helper of the process that does."""
+    if sys.argv[1:] and sys.argv[1] in HELPERS:
+        HELPERS[sys.argv[1]](*sys.argv[2:])
+        return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--openvino", type=Path, metavar="DIR", help="a virtual environment with openvino and nncf")
     parser.add_argument("--provider", default="", help="time files for this provider as well, such as openvino")
@@ -330,23 +338,10 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", type=parse_shape, default=SHAPES, metavar="BxS", help="default: three")
     parser.add_argument("--rounds", type=int, default=15, help="runs of each contender and shape")
     parser.add_argument("--threads", type=int, default=0, help="of each contender; default: its own choice")
-    parser.add_argument("--contender", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.add_argument("--conversion", type=Path, metavar="FILE", help="compare what it takes to write int8 of a file")
     parser.add_argument("--nncf", type=Path, metavar="DIR", help="with --conversion, an environment with nncf and onnx")
     parser.add_argument("--data", type=Path, metavar="DIR", help="with --conversion, a collection in BEIR's layout")
-    parser.add_argument("--quantize", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--quantize_onnx", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.contender:
-        threads, kind, *rest = arguments.contender
-        be_contender(int(threads), kind, rest)
-        return 0
-    if arguments.quantize:
-        quantize_for_openvino(*arguments.quantize)
-        return 0
-    if arguments.quantize_onnx:
-        quantize_onnx(*arguments.quantize_onnx)
-        return 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if arguments.conversion is not None:
@@ -366,7 +361,7 @@ def print_table(
     shapes: Sequence[tuple[int, int]],
     answers: Path,
 ) -> None:
-    """Print a row for each contender, beside the first."""
+    """Print a row for each contender, compared with the first."""
     print_head(["contender", *(f"{batch}x{length} ms" for batch, length in shapes), "1 - cosine", "MB"])
     for number, contender in enumerate(contenders):
         cells = [f"{own:.1f} ({base / own:.2f}x)" for own, base in zip(medians[number], medians[0], strict=True)]

@@ -1,7 +1,7 @@
 """Compare files that read texts with tokenizer and graph apart: answers, milliseconds in turns, and sizes.
 
 `python scripts/bench_text_input.py` exports MiniLM, the trained SPLADE, and a reranker over MiniLM with a head from a
-seed, with the tokenizer in the graph and beside it. The answers are those of sentence-transformers; the time is that of
+seed, with the tokenizer in the graph and next to it. Answers are those of sentence-transformers; times are those of
 the tokenizers library and onnxruntime, of single texts and of batches of 32, in turns.
 """
 

@@ -3,8 +3,8 @@
 `python scripts/bench_torch_backend.py` prints a table as Markdown: the median wall time of a step, its ratio to eager
 PyTorch with a 95 % interval, and the same of the processor time. Each way runs in a process of its own, because
 threads of PyTorch and of onnxruntime spin after a call and would take the next one's cores; the processes take turns, a
-block of steps each, of which the first is not counted. The row `products` is what nobody can do without: the products
-of matrices and the convolutions of the step in eager PyTorch, and nothing else. Models have 4 layers of hidden size 256
+block of steps each, of which the first is not counted. The row `products` is a lower bound: the products of
+matrices and the convolutions of the step in eager PyTorch, and nothing else. Models have 4 layers of hidden size 256
 and get 8 sequences of 128 tokens, or 8 images of 64 x 64; weights and inputs are random from a fixed seed.
 """
 
@@ -126,7 +126,7 @@ PRODUCTS = frozenset(
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # PyTorch has no types here
-    """Notes every product of matrices and every convolution, with tensors of its own in place of the step's."""
+    """Notes every product of matrices and every convolution, with copies of the step's tensors."""
 
     def __init__(self) -> None:
         super().__init__()

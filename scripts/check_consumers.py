@@ -58,7 +58,7 @@ CHECKS = {
 
 
 def main() -> int:
-    """Run the checks that were asked for and print their table."""
+    """Run the chosen checks and print their table."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )

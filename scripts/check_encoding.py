@@ -3,7 +3,7 @@
 MiniLM in int8 on documentation strings. Runs are killed and run again until they end: workers and drivers by SIGKILL,
 on a disk and in an object store whose server fails (`moto` has to be installed), and of Ray the driver, and whole
 nodes. Their files, manifest and rejected lines have to be those of one run of `onnxtool infer`. `--overhead` measures
-Ray beside local workers instead.
+Ray compared with local workers instead.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine
 
 
 def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int) -> dict[str, int]:
-    """Kill parts that write into a store, two at a time, until all is there; compare what is then in it."""
+    """Kill parts that write into a store, two at a time, until all is encoded; compare its contents."""
     from tests.encoding.store_server import STORES, store_server
 
     chance = random.Random(1)  # noqa: S311  no secret

@@ -38,7 +38,7 @@ class Environment:
         return sum(path.lstat().st_size for path in self.folder.rglob("*") if path.is_file())
 
     def run(self, *arguments: str, code: int = 0, says: str = "") -> None:
-        """Run onnxtool beside the environment.
+        """Run onnxtool in the folder above the environment.
 
         Raises:
             SystemExit: it ends with another code, or does not say that.

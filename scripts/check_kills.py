@@ -1,4 +1,4 @@
-"""Interrupt commands at random, and look at how they end, what is there then, and after another run.
+"""Interrupt commands at random, and check how they end, what they leave, and what another run writes.
 
 `python scripts/check_kills.py` runs each command that writes several files over an older set, and ends it by SIGKILL:
 every other time at a random moment, else at a random one of the calls that change a name (rename, link, unlink, mkdir
@@ -83,7 +83,7 @@ class Case:
 
     Attributes:
         key: the file by which its set is read; see COMMANDS.
-        old: its arguments for the set that is there.
+        old: its arguments for the existing set.
         new: its arguments for the set that replaces it.
     """
 

@@ -143,7 +143,7 @@ def supervised(sizes: Sizes, shared: dict[str, Any], _folder: Path, *, lora: boo
 
 
 def low_rank(task: str, targets: list[str], sizes: Sizes) -> Any:
-    """Return a configuration of PEFT: adapters beside some layers, all else frozen."""
+    """Return a configuration of PEFT: adapters of some layers, all else frozen."""
     from peft import LoraConfig
 
     return LoraConfig(task_type=task, r=8, lora_alpha=64, target_modules=targets, lora_dropout=sizes.dropout)

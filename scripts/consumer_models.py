@@ -42,7 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 def build_model(name: str, folder: Path) -> Path:
-    """Build the model called `name` into `folder`, unless it is there, and return where."""
+    """Build the model called `name` into `folder`, unless it exists, and return its path."""
     if name == "minilm":
         return trained_model()
     if name == "tagger":

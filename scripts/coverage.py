@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--effort", choices=EFFORTS, default=EFFORTS[0], help="how much is cut; depth: no widths")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS[:2])
     parser.add_argument("--provider", default="cpu", help="what files are optimized for, and judged on")
-    parser.add_argument("--onnxslim", default="", help="its program: race fp32 beside it and onnxruntime's optimizer")
+    parser.add_argument("--onnxslim", default="", help="its program: time fp32 next to it and onnxruntime's optimizer")
     parser.add_argument("--jobs", type=int, default=2, help="how many types at a time")
     parser.add_argument("--output", type=Path, default=_SCRIPTS.parent / "build" / "coverage.md")
     parser.add_argument("--resume", action="store_true", help="keep what the results have already")

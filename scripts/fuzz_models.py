@@ -80,7 +80,7 @@ def make_seeds(folder: Path) -> list[Path]:
 
 
 def try_case(kind: str, number: int, seeds: list[Path], options: argparse.Namespace) -> list[tuple[str, Ended]]:
-    """Make a case, run its commands, and keep it, and tell, where one of them ends as none may."""
+    """Make a case, run its commands, and keep and print it if one of them ends as none may."""
     choices = random.Random(f"{options.seed} {kind} {number}")  # noqa: S311  a case, not a secret
     with tempfile.TemporaryDirectory(prefix="case-", dir=options.work_dir) as name:
         folder = Path(name, "case")

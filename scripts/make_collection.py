@@ -36,7 +36,7 @@ _STOP_WORDS = frozenset(
 
 
 def make_collection(output: Path, *, num_documents: int = 0, num_queries: int = 500) -> dict[str, Any]:
-    """Write a collection into the folder `output`, in place of what is there, and return its record.
+    """Write a collection into the folder `output`, which is replaced, and return its record.
 
     Args:
         output: the folder.

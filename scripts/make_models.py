@@ -52,7 +52,7 @@ def place_trained(folder: Path) -> None:
 
 
 def make_model(name: str, folder: Path) -> Path:
-    """Build the model called `name` into `folder`/`name`, unless it is there, and return that path."""
+    """Build the model called `name` into `folder`/`name`, unless it exists, and return that path."""
     import torch
     import transformers
 

@@ -55,13 +55,13 @@ def _entry(option: click.Option, context: click.Context) -> str:
     """Return an item of the list: the option, its meaning, its choices, its default and its range."""
     names, _ = option.get_help_record(context) or ("", "")
     names, extra = names.removesuffix(" RANGE"), option.get_help_extra(context)
-    meaning, _, told = (option.help or "").partition("  [default: ")
+    meaning, _, stated = (option.help or "").partition("  [default: ")
     facts = [_text(meaning)]
     if isinstance(option.type, click.Choice):
         names = names.replace(option.make_metavar(context), "CHOICE")
         if not all(str(choice) in meaning for choice in option.type.choices):
             facts.append(f"One of {', '.join(f'`{choice}`' for choice in option.type.choices)}.")
-    default = told.removesuffix("]") or extra.get("default")
+    default = stated.removesuffix("]") or extra.get("default")
     facts += [_text(f"Default: {default}.")] if default else []
     facts += ["Required."] if "required" in extra else []
     facts += [f"Range: `{extra['range']}`."] if "range" in extra else []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,4 @@ def open_model(job: dict[str, Any], file: str) -> Model:
         row: list[float] = (vector / np.linalg.norm(vector) if job["normalize"] else vector).tolist()
         return row
 
-    def run(texts: Sequence[str], _size: int, _role: str) -> list[Row]:
-        return [answer(text) for text in texts]
-
-    return run
+    return lambda texts, _size, _role: [answer(text) for text in texts]

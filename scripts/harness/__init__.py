@@ -1,4 +1,4 @@
-"""What all benchmarks share: processes that are measured, workers that take turns, and the machine beside the figures.
+"""Shared by all benchmarks: measured processes, workers that take turns, tables, and the description of the machine.
 
 The standard library alone: peers run these modules in environments of their own.
 """

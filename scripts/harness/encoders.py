@@ -1,4 +1,4 @@
-"""Encode the same texts again and again, each time this worker is told to; see workers.py.
+"""Encode the same texts at each request; a worker of workers.py.
 
 It runs in the environment of the contender, and those of peers have no onnxtool. `encode` encodes all texts and answers
 wall and processor seconds; `save` writes the vectors of the last time, float32 [N, H], to the file of the last

@@ -51,7 +51,7 @@ class Isolation:
 
     def __init__(self, preloaded: Sequence[str] = (), memory_gb: float = 0.0) -> None:
         self._memory_bytes = int(memory_gb * 2**30)
-        # Steps end without the goodbye in which tqdm would give its lock back.
+        # Steps end by os._exit, so tqdm does not release its lock.
         os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(preloaded))
@@ -93,7 +93,7 @@ def _work(step: Callable[..., Any], arguments: tuple[Any, ...], files: dict[str,
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         print(end.code if isinstance(end.code, str) else "", end="", file=sys.stderr)
-    except BaseException:  # noqa: BLE001  it is told, and the process ends
+    except BaseException:  # noqa: BLE001  it is printed, and the process ends
         traceback.print_exc()
         code = BUG
     sys.stdout.flush()

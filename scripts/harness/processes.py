@@ -40,7 +40,7 @@ def describe(output: Path | None) -> tuple[object, ...]:
     return sum(summary.num_nodes for summary in summaries), num_fused, f"{size_mb:.1f}"
 
 
-# The peak of a process starts at that of the one that made it, so a small one stands in between.
+# The peak of a process starts at that of its parent, so a small process starts the measured one.
 _LAUNCHER = """
 import os, sys, time
 start = time.perf_counter()

@@ -44,7 +44,7 @@ class Worker:
         Args:
             name: of the contender.
             command: the interpreter and its arguments.
-            environment: variables beside those of this process.
+            environment: variables in addition to those of this process.
             quiet: whether what it writes to standard error is dropped.
 
         Raises:

@@ -1,1 +1,1 @@
-"""Which model types can be exported, and are right: how that is tried, judged and told."""
+"""Try, judge and tabulate the export of model types."""

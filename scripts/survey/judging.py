@@ -1,4 +1,4 @@
-"""The independent verdict on files: an exported one beside PyTorch, and an optimized one beside the exported one.
+"""The independent verdict on files: exported ones compared with PyTorch, optimized ones with the exported ones.
 
 The exported file has answered the same questions as PyTorch does, so its answers are what the optimized file must give.
 """

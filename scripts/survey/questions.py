@@ -1,4 +1,4 @@
-"""What an exported file is asked, and how PyTorch and onnxruntime answer; onnxtool gives a provider's options alone.
+"""Questions for exported files, and the answers of PyTorch and onnxruntime, with provider options from onnxtool alone.
 
 Letters of shapes: B batch, S sequence, T tokens that are written, V vocabulary.
 """
@@ -109,7 +109,7 @@ def questions(task: Task, folder: Path, sessions: Mapping[str, Any]) -> Iterator
 def ask_pytorch(task: Task, folder: Path, question: Question) -> tuple[Question, Feeds]:
     """Return PyTorch's answer, and the question with the tokens that it wrote.
 
-    The model is a fresh copy each time: running BigBird on a short text changes it for good.
+    The model is a fresh copy each time: running BigBird on a short text changes the model.
 
     Raises:
         Exception: whatever the model raises.

@@ -20,7 +20,7 @@ bf16, which another provider than the CPU's multiplies in, must have a cosine of
 1.90x, 1.02x are the times of the exported file on the CPU and on the provider, as ratios to that of the optimized one
 on the provider.
 """
-_BESIDE = """
+_NEXT_TO_PEERS = """
 Nodes, and the time on one thread as a ratio to that of onnxtool's file, with the smallest and the largest inputs.
 """
 PEERS = ("onnxtool", "plain", "onnxruntime", "onnxslim")
@@ -56,8 +56,8 @@ def render(results: Results) -> str:
     ]
     raced = [(key, peers) for key, result in sorted(results.items()) if (peers := _peers_of(result))]
     if raced:
-        rows = [_beside_peers(key, peers) for key, peers in raced]
-        parts += ["## Beside peers\n", _BESIDE, _table(" | ".join(["type", *PEERS]), rows)]
+        rows = [_row_of_peers(key, peers) for key, peers in raced]
+        parts += ["## Compared with peers\n", _NEXT_TO_PEERS, _table(" | ".join(["type", *PEERS]), rows)]
     for task, types in by_task.items():
         head = f"type | verdict | way | s | why | {' | '.join(precisions)} | attention"
         parts += [f"## {task.name}\n", _table(head, [_details(*item, precisions) for item in types.items()])]
@@ -103,7 +103,7 @@ def _peers_of(result: Mapping[str, Any]) -> Any:
     return result.get("optimized", {}).get("fp32", {}).get("peers")
 
 
-def _beside_peers(key: str, peers: Mapping[str, Any]) -> list[Any]:
+def _row_of_peers(key: str, peers: Mapping[str, Any]) -> list[Any]:
     """Return nodes of each file, and its times as ratios to those of ours, or the reason why there is no file."""
     cells = []
     for name in PEERS:
@@ -120,6 +120,6 @@ def _table(head: str, rows: list[list[Any]]) -> str:
 
 
 def _cell(text: str) -> str:
-    text = re.sub(r"(?:/[\w.+-]+)+/([\w.+-]+)", r"\1", text)  # whose folders they are is nobody's business
+    text = re.sub(r"(?:/[\w.+-]+)+/([\w.+-]+)", r"\1", text)  # without the folders of this machine
     short = text if len(text) <= 160 else f"{text[:159]}…"
     return short.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -93,7 +93,7 @@ class Trial:
     Attributes:
         effort: how much of the default configuration is cut, see EFFORTS.
         provider: what files are optimized for, and judged on.
-        onnxslim: its program, to race float32 beside it and onnxruntime's optimizer; empty for no race with peers.
+        onnxslim: its program, to time float32 next to it and onnxruntime's optimizer; empty for no peers.
     """
 
     task: str
@@ -131,7 +131,7 @@ class Trial:
 
     def _files(self, suffix: str = "") -> dict[str, str]:
         """Return the exported graphs by what they are for, or their names with a suffix after optimization."""
-        # Optimized ones are beside them, as the tokenizer to calibrate with lies there.
+        # Optimized files are next to them, because calibration needs the tokenizer there.
         names = {"model": "model", "encoder": "model-encoder"}
         folder = self.folder / "exported"
         there = {role: name for role, name in names.items() if (folder / f"{name}.onnx").exists()}
@@ -170,7 +170,7 @@ class Trial:
         return result
 
     def _race_peers(self, plain: str, ours: str, checkpoint: str) -> dict[str, Any]:
-        """Return nodes and times of the export and of each peer's file beside ours, or why there is none."""
+        """Return nodes and times of our file, the export and each peer's file, or the reason why there is none."""
         files, failed = {"onnxtool": ours, "plain": plain}, {}
         for name, step, argument in (
             ("onnxruntime", optimize_with_onnxruntime, self.model_type),

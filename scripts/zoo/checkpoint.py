@@ -1,4 +1,4 @@
-"""Make one tiny checkpoint on disk, and tell whether PyTorch can run it."""
+"""Make one tiny checkpoint on disk, and check that PyTorch can run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load a tiny checkpoint as anyone would, and run it on inputs of its own kind.
+"""Load a tiny checkpoint with transformers, and run it on inputs of its modality.
 
 Letters of shapes: B batch, S sequence.
 """
@@ -84,7 +84,7 @@ def require_cache(task: Task, folder: Path) -> None:
     """Let the model generate two tokens after prompts of two lengths, with its cache and without.
 
     Its second step must read one token alone, and so take what its first one left: keys and values, or what a
-    recurrence remembers. And it must answer as it does without, or nobody could say what is right.
+    recurrence remembers. And its answer must be that without a cache, or there is no reference.
 
     Raises:
         ValueError: it reads all tokens again, or its answer is another one.

@@ -25,7 +25,7 @@ _LIMITS = {
     "entity_vocab_size": 50,
     # Windows become shorter than the texts that are tried, or they would never be seen to work.
     "sliding_window(_size)?|local_attention|attention_(chunk_size|window(_size)?)|block_size": 8,
-    # Sizes of one head, and what a linear attention or a state space has in place of it.
+    # Sizes of one head, and the equivalent of a linear attention or a state space.
     "qk_rope_head_dim|rotary_dim|mamba_(n|num)_heads|(mamba_)?chunk_size|state_size|adapter_rank": 8,
     "(?!qk_head).*head_dim|d_kv|d_head|dim_head|kv_channels|attention_head_size|query_pre_attn_scalar": 16,
     "mamba_d_state|ssm_state_size|(lsh|local)_attn_chunk_length": 16,
@@ -101,7 +101,7 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "zamba": {
         "num_hidden_layers": 4,
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
-        "attention_hidden_size": 128,  # attention reads the layer's input beside the embeddings
+        "attention_hidden_size": 128,  # attention reads the layer's input and the embeddings
         "attention_head_dim": 32,
     },
     # Their first stage has three heads, and windows do not become smaller than 7.

@@ -101,7 +101,7 @@ def _tokenizer(config: Any, ids: dict[str, int], *, decoder: bool) -> Any:
 def _max_length(text_config: Any) -> int:
     positions = [getattr(text_config, name, None) for name in ("max_position_embeddings", "n_positions", "n_ctx")]
     limits = [limit for limit in positions if isinstance(limit, int) and limit > 0]
-    # The first position of RoBERTa's kin is behind the padding id.
+    # The first position of RoBERTa and its variants is behind the padding id.
     return min([*limits, _MAX_LENGTH]) - 4
 
 
