@@ -169,7 +169,10 @@ class Builder:
     def where(self, condition: Tensor, positive: Operand, negative: Operand) -> Tensor:
         """Select elementwise; at least one operand is a tensor, and a number becomes a constant of its dtype."""
         dtypes = [operand.dtype for operand in (positive, negative) if isinstance(operand, Tensor)]
-        chosen = [self.constant(one, dtypes[0]) if not isinstance(one, Tensor) else one for one in (positive, negative)]
+        chosen = [
+            operand if isinstance(operand, Tensor) else self.constant(operand, dtypes[0])
+            for operand in (positive, negative)
+        ]
         return self.op("Where", condition, *chosen)
 
     def add_along(

@@ -72,8 +72,8 @@ class Flow:
         nodes = []
         for node, places in reversed(self.active.items()):
             if not self.needed.isdisjoint(node.outputs):
-                read = reads(node)
-                self.needed.update(read[place] for place in places)
+                values = reads(node)
+                self.needed.update(values[place] for place in places)
                 nodes.append(node)
         return nodes[::-1]
 
@@ -100,8 +100,8 @@ def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
     """
     if node.domain or node.op_type == "QuantizeLinear":
         return True
-    read = reads(node)
-    kinds = [value.dtype for index in reached if (value := read[index]) is not None]
+    values = reads(node)
+    kinds = [value.dtype for index in reached if (value := values[index]) is not None]
     return any(kind is not None and kind.is_integer() for kind in kinds)
 
 
@@ -207,9 +207,9 @@ class _ReverseSweep:
             self._propagate(node)
         if refusals := self._refusals or self._unknown:
             raise _unsupported(refusals, self._flow)
-        found = {str(source.name): self._sum(source) for source in self._flow.sources}
+        gradients = {str(source.name): self._sum(source) for source in self._flow.sources}
         self._build.finish({node: outputs for node, outputs in replaced.items() if outputs})
-        return {name: gradient.value for name, gradient in found.items() if gradient is not None}
+        return {name: gradient.value for name, gradient in gradients.items() if gradient is not None}
 
     def _forward(self, node: ir.Node) -> Sequence[Tensor]:
         """Return a node's outputs as recomputed by its rule; none if the node is kept."""
@@ -231,9 +231,9 @@ class _ReverseSweep:
         gradients = [self._sum(value) for value in node.outputs]
         if all(gradient is None for gradient in gradients):
             return
-        read = reads(node)
+        values = reads(node)
         for index in sorted(self._flow.active[node]):
-            value = read[index]
+            value = values[index]
             if value is None:
                 continue
             try:

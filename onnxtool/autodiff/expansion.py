@@ -129,10 +129,10 @@ def _body(node: ir.Node, model: ir.Model) -> ir.Graph | None:
     types = [b"" if value is None else _declared(value, shape=True).type.SerializeToString() for value in node.inputs]
     try:
         if schema.has_context_dependent_function:
-            version = max(one for one in schema.context_dependent_function_opset_versions if one <= opset)
+            version = max(since for since in schema.context_dependent_function_opset_versions if since <= opset)
             text = schema.get_context_dependent_function_with_opset_version(version, call.SerializeToString(), types)
         else:
-            version = max((one for one in schema.function_opset_versions if one <= opset), default=0)
+            version = max((since for since in schema.function_opset_versions if since <= opset), default=0)
             text = schema.get_function_with_opset_version(version) if version else b""
     except RuntimeError:  # the body depends on an unknown type or shape
         return None
@@ -146,7 +146,7 @@ def _body(node: ir.Node, model: ir.Model) -> ir.Graph | None:
         used.version = model.opset_imports.get(used.domain, used.version)
     inputs = [_declared(value, shape=True) for value in dict.fromkeys(node.inputs) if value is not None]
     outputs = [_declared(value, shape=False) for value in node.outputs if value.name]
-    opsets = [onnx.helper.make_opsetid(*one) for one in {**model.opset_imports, function.domain: 1}.items()]
+    opsets = [onnx.helper.make_opsetid(*entry) for entry in {**model.opset_imports, function.domain: 1}.items()]
     graph = onnx.helper.make_graph([call], "function", inputs, outputs)
     whole = onnx.helper.make_model(graph, opset_imports=opsets, functions=[function])
     inlined: ir.Model = ir.from_proto(onnx.inliner.inline_local_functions(whole))
@@ -165,19 +165,19 @@ def _expand(node: ir.Node, body: ir.Graph, graph: ir.Graph) -> None:
     replaced = [value for value in node.outputs if value.name]
     taken = set(ir.convenience.create_value_mapping(graph, include_subgraphs=True)) - {value.name for value in replaced}
     nodes, inside = list(body), list(body.all_nodes())
-    inner = [value for one in inside for value in one.outputs]
+    inner = [value for inner_node in inside for value in inner_node.outputs]
     inner += [value for subgraph in body.subgraphs() for value in subgraph.inputs]
-    outputs = {value.name: value for one in nodes for value in one.outputs}
+    outputs = {value.name: value for inner_node in nodes for value in inner_node.outputs}
     for value in inner:
         if value.name in taken:
             value.name = f"{prefix}{value.name}"
             while value.name in taken:
                 value.name += "_"
-    for one in inside:
-        one.name = f"{prefix}{one.outputs[0].name}"
-        for place, read in enumerate(one.inputs):
-            if read is not None and read.name in known and read.producer() is None:
-                one.replace_input_with(place, known[read.name])
+    for inner_node in inside:
+        inner_node.name = f"{prefix}{inner_node.outputs[0].name}"
+        for place, value_read in enumerate(inner_node.inputs):
+            if value_read is not None and value_read.name in known and value_read.producer() is None:
+                inner_node.replace_input_with(place, known[value_read.name])
     body.outputs.clear()
     body.remove(nodes)
     graph.insert_after(node, nodes)
@@ -197,7 +197,7 @@ def replace_sequences(graph: ir.Graph) -> bool:
     for node in list(graph):
         if node.op_type != "SplitToSequence" or (sizes := _sizes(node)) is None:
             continue
-        reads = [(use.node, _index(use.node, len(sizes))) for use in node.outputs[0].uses()]
+        reads = [(usage.node, _index(usage.node, len(sizes))) for usage in node.outputs[0].uses()]
         if node.outputs[0].is_graph_output() or any(place is None for _, place in reads):
             continue
         lengths = ir.node("Constant", [], {"value": ir.tensor(sizes)})

@@ -92,12 +92,12 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
         break
     translator.remember(owner, rejected)
     eager = [stage.eager for stage in stages]
-    call: Compiled = _assemble(owner, eager, partitions, [made and made[1] for made in calls], views, measured)
+    call: Compiled = _assemble(owner, eager, partitions, [pair and pair[1] for pair in calls], views, measured)
     if options.assert_close_to_baseline:
         call = compared(call, original, options)
     report = GraphReport(
         kind=kind,
-        partitions=tuple(made[0] for made in calls if made),
+        partitions=tuple(pair[0] for pair in calls if pair),
         eager=tuple(
             EagerNode(node.name, called(node.target), why)
             for node, why in stay.items()
@@ -105,7 +105,7 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
         ),
         duration_ms=(time.perf_counter() - start) * 1e3,
     )
-    return call, CompiledGraph(report, [made[1] for made in calls if made])
+    return call, CompiledGraph(report, [pair[1] for pair in calls if pair])
 
 
 def _computes(node: torch.fx.Node) -> bool:
@@ -145,10 +145,10 @@ def _assemble(
     for node in owner.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    for nodes, one, call in zip(eager, partitions, calls, strict=True):
-        if one is not None and call is not None:
-            results = graph.call_function(call, _arguments(graph, one, copies))
-            for index, node in enumerate(one.outputs):
+    for nodes, part, call in zip(eager, partitions, calls, strict=True):
+        if part is not None and call is not None:
+            results = graph.call_function(call, _arguments(graph, part, copies))
+            for index, node in enumerate(part.outputs):
                 copies[node] = graph.call_function(operator.getitem, (results, index))
         for node in nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
@@ -295,7 +295,7 @@ class OrtBackend:
             "bw_compiler": self._compiler("backward"),
             "inference_compiler": self._compiler("inference"),
             "partition_fn": self.options.partition_fn or partition,
-            "decompositions": {op: made for op, made in decompositions().items() if op not in own},
+            "decompositions": {op: decompose for op, decompose in decompositions().items() if op not in own},
         }
 
     @checked

@@ -87,9 +87,9 @@ class Cache:
 
     def read(self, key: str) -> bytes:
         """Return the model with this fingerprint; empty bytes if the file is damaged or belongs to another graph."""
-        found = self._read(key, ".onnx")
+        data = self._read(key, ".onnx")
         length = len(_checksum_entry(key, b""))
-        model, entry = found[:-length], found[-length:]
+        model, entry = data[:-length], data[-length:]
         return model if entry == _checksum_entry(key, model) else b""
 
     def write(self, key: str, model: bytes) -> None:

@@ -166,8 +166,8 @@ def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **arguments: Any) 
         merge_duplicates(joint.graph)
     keep_channels_last(joint.graph)
     for node in joint.graph.nodes:
-        for one in _compared_extreme(node) if is_call(node, *_COMPARISONS) else ():
-            one.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
+        for operand in _compared_extreme(node) if is_call(node, *_COMPARISONS) else ():
+            operand.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
     with config.patch(cse=False):
         return min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
 

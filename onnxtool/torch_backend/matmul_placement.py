@@ -44,7 +44,7 @@ def faster_in_pytorch(owner: torch.fx.GraphModule, stay: Mapping[Node, str], tra
     """
     if translator.options.matmuls != "measured" or not translator.is_reproducible:
         return {}
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for node in owner.graph.nodes:
         if node in stay or not _is_worth_measuring(node):
             continue
@@ -53,8 +53,8 @@ def faster_in_pytorch(owner: torch.fx.GraphModule, stay: Mapping[Node, str], tra
         if times and gains(*times, least_ms):
             measured = f"measured: {times[1]:.2f} ms there, {times[0]:.2f} ms in onnxruntime"
             alone = ", without the borders of a session for it alone" if least_ms < 0 else ""
-            found[node.name] = f"{measured}{alone}"
-    return found
+            reasons[node.name] = f"{measured}{alone}"
+    return reasons
 
 
 def _least_gain_ms(node: Node, stay: Mapping[Node, str]) -> float:
@@ -243,8 +243,8 @@ def _read(record: object, ways: Sequence[str]) -> tuple[float, ...] | None:
     if not isinstance(record, dict):
         return None
     times = [record.get(f"{way}_ms") for way in ways]
-    found = tuple(ms for ms in times if isinstance(ms, float))
-    return found if len(found) == len(ways) else None
+    known_ms = tuple(ms for ms in times if isinstance(ms, float))
+    return known_ms if len(known_ms) == len(ways) else None
 
 
 def _shortest_ms(calls: Sequence[Call]) -> tuple[float, ...]:

@@ -51,8 +51,8 @@ class OwnTranslation:
         values = list(results) if isinstance(results, Sequence) else [results]
         returns = [str(returned.type) for returned in self.target._schema.returns]
         if len(values) != len(returns) or not all(isinstance(value, ir.Value) for value in values):
-            given = ", ".join(type(value).__name__ for value in values) or "nothing"
-            raise TypeError(f"it returned {given}, and the operator returns {', '.join(returns)}")
+            kinds = ", ".join(type(value).__name__ for value in values) or "nothing"
+            raise TypeError(f"it returned {kinds}, and the operator returns {', '.join(returns)}")
         values = [opset18.Identity(value) for value in values]  # torch.onnx renames what it gets, even arguments
         return values if len(values) > 1 else values[0]
 

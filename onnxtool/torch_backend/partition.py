@@ -184,14 +184,14 @@ def _deferrable(graph: torch.fx.Graph, nodes: Collection[Node]) -> list[Node]:
 
     They read only graph inputs and each other, and nothing larger than their results.
     """
-    found: dict[Node, None] = {}
+    deferrable: dict[Node, None] = {}
     for node in graph.nodes:
         sources = [source for source in node.all_input_nodes if source.op == "call_function"]
-        if node in nodes and all(source in found for source in sources):
+        if node in nodes and all(source in deferrable for source in sources):
             size = _bytes(node)
             if size is not None and all(size >= (_bytes(source) or 0) for source in node.all_input_nodes):
-                found[node] = None
-    return list(reversed(found))
+                deferrable[node] = None
+    return list(reversed(deferrable))
 
 
 def _bytes(node: Node) -> int | None:
@@ -242,11 +242,11 @@ def views_at_readers(graph: torch.fx.Graph) -> tuple[Node, ...]:
 
 def views_of_pytorch(graph: torch.fx.Graph, stay: Mapping[Node, str]) -> tuple[Node, ...]:
     """Return the views that only nodes in PyTorch read."""
-    found: dict[Node, None] = {}
+    views: dict[Node, None] = {}
     for node in reversed(graph.nodes):
-        if node not in stay and is_view(node) and all(user in stay or user in found for user in node.users):
-            found[node] = None
-    return tuple(found)
+        if node not in stay and is_view(node) and all(user in stay or user in views for user in node.users):
+            views[node] = None
+    return tuple(views)
 
 
 def _chain(node: Node, *, of_output: bool) -> list[Node]:

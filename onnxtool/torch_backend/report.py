@@ -73,10 +73,10 @@ class StepTimes:
     num_steps: int
 
     def __str__(self) -> str:
-        where = "onnxruntime" if self.in_onnxruntime else "PyTorch"
+        library = "onnxruntime" if self.in_onnxruntime else "PyTorch"
         return (
-            f"training steps run in {where}: {self.onnxruntime_ms:.1f} ms in onnxruntime, {self.pytorch_ms:.1f} ms in "
-            f"PyTorch (medians of {self.num_steps} steps each, in turns)"
+            f"training steps run in {library}: {self.onnxruntime_ms:.1f} ms in onnxruntime, {self.pytorch_ms:.1f} ms "
+            f"in PyTorch (medians of {self.num_steps} steps each, in turns)"
         )
 
 

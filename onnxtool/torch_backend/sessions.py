@@ -68,7 +68,7 @@ def wrong_types(session: ort.InferenceSession, partition: Partition) -> dict[tor
     Otherwise, their bytes would be misread.
     """
     outputs = zip(partition.outputs, session.get_outputs(), strict=True)
-    return {node: given.type for node, given in outputs if given.type != _type_of(node.meta["val"])}
+    return {node: output.type for node, output in outputs if output.type != _type_of(node.meta["val"])}
 
 
 def session_fits(session: ort.InferenceSession, partition: Partition) -> bool:

@@ -152,9 +152,9 @@ class Translator:
         session = self._load(partition, model, data, ("CPUExecutionProvider",))
         for node, output in zip(partition.outputs, session.get_outputs(), strict=True):
             expected = [size if isinstance(size, int) else None for size in node.meta["val"].shape]
-            found = [size if isinstance(size, int) else None for size in output.shape]
-            if len(found) != len(expected) or any(size not in (None, expected[dim]) for dim, size in enumerate(found)):
-                raise PartitionError({node.name: f"its result has the shape {found} instead of {expected}"})
+            sizes = [size if isinstance(size, int) else None for size in output.shape]
+            if len(sizes) != len(expected) or any(size not in (None, expected[dim]) for dim, size in enumerate(sizes)):
+                raise PartitionError({node.name: f"its result has the shape {sizes} instead of {expected}"})
 
     def _open(self, partition: Partition, providers: tuple[Provider, ...], key: str) -> ort.InferenceSession:
         text = str(partition.module.graph)
@@ -212,8 +212,8 @@ class Translator:
         """Return the nodes of this graph that an earlier process could not compile, with the reasons."""
         if not self.cache.folder:
             return {}
-        found = self.cache.read_json(fingerprint(owner, self._salt))
-        reasons = found if isinstance(found, dict) else {}
+        record = self.cache.read_json(fingerprint(owner, self._salt))
+        reasons = record if isinstance(record, dict) else {}
         nodes = enumerate(owner.graph.nodes)
         return {node.name: str(reasons[str(index)]) for index, node in nodes if str(index) in reasons}
 
@@ -247,9 +247,9 @@ def _origin(name: str) -> str:
 
 def _known(partition: Partition, names: Iterable[str], reason: str) -> dict[str, str]:
     """Return the nodes by their names in the whole graph; all calls of the partition if none is known."""
-    found = {partition.names[name]: reason for name in names if name in partition.names}
+    reasons = {partition.names[name]: reason for name in names if name in partition.names}
     calls = (node.name for node in partition.module.graph.nodes if node.op == "call_function")
-    return found or {partition.names.get(name, name): reason for name in calls}
+    return reasons or {partition.names.get(name, name): reason for name in calls}
 
 
 def resolve_converter(converter: Converter | str) -> tuple[str, Converter]:

@@ -69,7 +69,7 @@ def _conv_transpose(n: Backward, dy: Tensor, kernel: Tensor, window: Window, x: 
     sizes = x.shape[2:] if x.shape is not None else ()
     strides, dilations = window.strides, window.dilations
     if all(isinstance(size, int) for size in sizes) or all(stride == 1 for stride in strides):
-        rest = [
+        output_padding = [
             (size + before + after - extent) % stride if isinstance(size, int) else 0
             for size, before, after, extent, stride in zip(
                 sizes, window.before, window.after, window.extent, strides, strict=True
@@ -77,7 +77,7 @@ def _conv_transpose(n: Backward, dy: Tensor, kernel: Tensor, window: Window, x: 
         ]
         return n.build.op(
             "ConvTranspose", dy, kernel, strides=strides, dilations=dilations, group=group,
-            pads=[*window.before, *window.after], output_padding=rest,
+            pads=[*window.before, *window.after], output_padding=output_padding,
         )  # fmt: skip
     return _conv_transpose_and_crop(n, dy, kernel, window, group)
 
@@ -112,10 +112,10 @@ def kernel_gradient(n: Backward, x: Tensor, dy: Tensor, window: Window) -> Tenso
         samples = x.transpose([1, 0, *further])
     else:
         size = x.size()
-        rest = size.slice(2, len(further) + 2)
-        groups = x.reshape(build.concat(size.slice(0, 1), [group, -1], rest))
+        spatial = size.slice(2, len(further) + 2)
+        groups = x.reshape(build.concat(size.slice(0, 1), [group, -1], spatial))
         samples = groups.transpose([2, 1, 0, *(axis + 1 for axis in further)])
-        samples = samples.reshape(build.concat([0, -1], rest))  # [C/G, G N, X*]
+        samples = samples.reshape(build.concat([0, -1], spatial))  # [C/G, G N, X*]
     result = build.op(
         "Conv", samples, kernel, strides=window.dilations, dilations=window.strides,
         pads=[*window.before, *window.after], group=group,

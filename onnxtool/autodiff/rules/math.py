@@ -35,8 +35,8 @@ def _clip(n: Backward) -> Tensor:
     x, inside = n.x(0), None
     for place, outside in ((1, Tensor.__lt__), (2, Tensor.__gt__)):
         if n.has(place):
-            here = n.build.op("Not", outside(x, n.x(place)))
-            inside = here if inside is None else n.build.op("And", inside, here)
+            is_inside = n.build.op("Not", outside(x, n.x(place)))
+            inside = is_inside if inside is None else n.build.op("And", inside, is_inside)
     return n.dy if inside is None else n.build.where(inside, n.dy, 0.0)
 
 
@@ -197,11 +197,11 @@ def _reduce_l2(n: Backward) -> Tensor:
 def _reduce_prod(n: Backward) -> Tensor:
     """Multiply by the product of the other elements: with one zero, only its own is nonzero; with two, none is."""
     is_zero = n.x(0).equals(0.0)
-    others = n.build.where(is_zero, 1.0, n.x(0))
-    product = n.build.op("ReduceProd", others, _axes(n), keepdims=1)
+    nonzero = n.build.where(is_zero, 1.0, n.x(0))
+    product = n.build.op("ReduceProd", nonzero, _axes(n), keepdims=1)
     zeros = n.build.op("ReduceSum", is_zero.cast(n.dy.dtype), _axes(n), keepdims=1)
     at_zero = n.build.where(zeros.equals(1.0), product, 0.0)
-    elsewhere = n.build.where(zeros.equals(0.0), product / others, 0.0)
+    elsewhere = n.build.where(zeros.equals(0.0), product / nonzero, 0.0)
     return _kept(n, n.dy) * n.build.op("Where", is_zero, at_zero, elsewhere)
 
 

@@ -106,8 +106,9 @@ def _softmax(n: Backward) -> Tensor:
 def _is_replaced(value: ir.Value) -> bool:
     """Return whether a Where reads a value: the graph then replaces fully masked attention rows."""
     return any(
-        use.node.op_type == "Where" or (use.node.op_type in ("Cast", "Identity") and _is_replaced(use.node.outputs[0]))
-        for use in value.uses()
+        usage.node.op_type == "Where"
+        or (usage.node.op_type in ("Cast", "Identity") and _is_replaced(usage.node.outputs[0]))
+        for usage in value.uses()
     )
 
 
@@ -224,7 +225,7 @@ def _batch_norm_forward(n: Backward) -> tuple[Tensor, ...]:
     centred = n.x(0) - mean
     momentum = n.attribute("momentum", 0.9)
     now = (mean.reshape([-1]), (centred * centred).mean(_batch_axes(n)).reshape([-1]))
-    running = [n.x(place) * momentum + one * (1 - momentum) for place, one in zip((3, 4), now, strict=True)]
+    running = [n.x(place) * momentum + statistic * (1 - momentum) for place, statistic in zip((3, 4), now, strict=True)]
     return (y, *running)[: len(n.node.outputs)]
 
 

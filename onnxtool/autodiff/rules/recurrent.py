@@ -233,8 +233,8 @@ def _gru(build: Builder, direction: Direction, *, reset_after: bool) -> tuple[Te
     inputs = [direction.masked(build, z, 1.0), r, *slopes]
     dh, gates, dn, dq = _scan(build, back, direction.last, inputs, backward=not direction.backward)
     of_x, of_h = (build.op("Concat", gates, last, axis=-1) for last in (dn, dq))
-    read = direction.before if reset_after else r * direction.before
-    weights = build.op("Concat", _weight(build, gates, direction.before), _weight(build, dq, read), axis=0)
+    recurrent = direction.before if reset_after else r * direction.before
+    weights = build.op("Concat", _weight(build, gates, direction.before), _weight(build, dq, recurrent), axis=0)
     biases = [total.sum([0, 1], keepdims=False) for total in (of_x, of_h)]
     return of_x @ direction.w, _weight(build, of_x, direction.x), weights, *biases, dh
 
@@ -276,8 +276,8 @@ def _scan(
     Returns:
         The states after the last step, then the results of all steps, stacked.
     """
-    given = (*states, *inputs)
-    parameters = [ir.Value(name=build.names.new("slice"), type=ir.TensorType(tensor.dtype)) for tensor in given]
+    arguments = (*states, *inputs)
+    parameters = [ir.Value(name=build.names.new("slice"), type=ir.TensorType(tensor.dtype)) for tensor in arguments]
     body = ir.Graph(parameters, [], nodes=[], name=build.names.new("step"))
     inner = Builder(body, names=build.names)
     slices = [inner.tensor(value) for value in parameters]
@@ -292,7 +292,7 @@ def _scan(
         "scan_input_directions": [int(backward)] * len(inputs),
         "scan_output_directions": [int(backward)] * len(results),
     }
-    node = ir.node("Scan", [tensor.value for tensor in given], attributes, num_outputs=len(outputs))
+    node = ir.node("Scan", [tensor.value for tensor in arguments], attributes, num_outputs=len(outputs))
     return build.add(node, [tensor.dtype for tensor in outputs])
 
 

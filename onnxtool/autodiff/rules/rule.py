@@ -72,8 +72,8 @@ class Backward:
 
     def attribute(self, name: str, default: T) -> T:
         """Return an attribute of the node; it has the type of `default`."""
-        found = self.node.attributes.get(name)
-        value: T = default if found is None else found.value
+        entry = self.node.attributes.get(name)
+        value: T = default if entry is None else entry.value
         return list(value) if isinstance(value, tuple) else value  # type: ignore[return-value]
 
     def constant(self, index: int) -> NDArray | None:  # type: ignore[type-arg]
@@ -145,10 +145,10 @@ class Rule:
         Raises:
             Refusal: the rule has no such gradient.
         """
-        found = self.find(index)
-        if found is None:
+        gradient = self.find(index)
+        if gradient is None:
             raise Refusal(f"not with respect to its input {index}")
-        return found
+        return gradient
 
     def find(self, index: int) -> Gradient | None:
         """Return the gradient of an input, or None if the rule has none."""

@@ -42,10 +42,10 @@ def add_up(build: Builder, gradients: Sequence[Tensor]) -> Tensor:
     A tied embedding table thus needs memory for one gradient of its size instead of three.
     """
     scatters = [_scatter_into_zeros(gradient) for gradient in gradients]
-    others = [gradient for gradient, node in zip(gradients, scatters, strict=True) if node is None]
-    if not others:
-        others, scatters = [gradients[0]], scatters[1:]
-    total = others[0] if len(others) == 1 else build.op("Add" if len(others) == 2 else "Sum", *others)
+    addends = [gradient for gradient, node in zip(gradients, scatters, strict=True) if node is None]
+    if not addends:
+        addends, scatters = [gradients[0]], scatters[1:]
+    total = addends[0] if len(addends) == 1 else build.op("Add" if len(addends) == 2 else "Sum", *addends)
     for node in [scatter for scatter in scatters if scatter is not None]:
         places, pieces = (build.tensor(value) for value in node.inputs[1:3] if value is not None)
         axis = node.attributes.get_int("axis", 0) or 0
@@ -165,9 +165,9 @@ def _gather(n: Backward) -> Tensor:
     rank, num_indices = len(n.shape(0)), len(n.shape(1))
     axis = n.axis(0)
     size = n.x(0).size()
-    read = list(range(axis, axis + num_indices))
+    index_axes = list(range(axis, axis + num_indices))
     rows = _padding_masked(n).transpose(
-        [*read, *(place for place in range(rank - 1 + num_indices) if place not in read)]
+        [*index_axes, *(place for place in range(rank - 1 + num_indices) if place not in index_axes)]
     )
     front = [axis, *(place for place in range(rank) if place != axis)]
     shape = size if axis == 0 else n.build.op("Gather", size, n.build.axes(front))
@@ -209,9 +209,9 @@ def _gather_nd(n: Backward) -> Tensor:
         index = rows.slice(place, place + 1, axis=1).reshape([-1])
         size = sizes[batch + place]
         number = number * size + build.where(index < 0, index + size, index)
-    rest = shape.slice(batch + depth, rank)
-    flat = build.concat(build.op("ReduceProd", shape.slice(0, batch + depth), keepdims=1), rest)
-    updates = n.dy.reshape(build.concat([-1], rest)) if rank > batch + depth else n.dy.reshape([-1])
+    row_shape = shape.slice(batch + depth, rank)
+    flat = build.concat(build.op("ReduceProd", shape.slice(0, batch + depth), keepdims=1), row_shape)
+    updates = n.dy.reshape(build.concat([-1], row_shape)) if rank > batch + depth else n.dy.reshape([-1])
     return add_rows(build, updates, number, shape=flat, rank=rank - batch - depth + 1).reshape(shape)
 
 
@@ -271,16 +271,16 @@ def _pad(n: Backward) -> Tensor:
 
 def _pad_value(n: Backward) -> Tensor:
     """Return the gradient of the padding value: everything that does not flow to the data."""
-    total, inside = (n.build.op("ReduceSum", one, keepdims=0) for one in (n.dy, _pad(n)))
+    total, inside = (n.build.op("ReduceSum", gradient, keepdims=0) for gradient in (n.dy, _pad(n)))
     return (total - inside).reshape(n.x(2).size())
 
 
 def _one_hot_values(n: Backward) -> Tensor:
     """Return the gradients of the off value and the on value."""
     off, on = (n.build.constant(number, n.dy.dtype) for number in (0.0, 1.0))
-    hits = n.build.op("OneHot", n.x(0), n.x(1), n.build.op("Concat", *(one.reshape([1]) for one in (off, on)), axis=0),
-                      axis=n.attribute("axis", -1))  # fmt: skip
-    total, hit = (n.build.op("ReduceSum", one, keepdims=0).reshape([1]) for one in (n.dy, n.dy * hits))
+    numbers = n.build.op("Concat", off.reshape([1]), on.reshape([1]), axis=0)
+    hits = n.build.op("OneHot", n.x(0), n.x(1), numbers, axis=n.attribute("axis", -1))
+    total, hit = (n.build.op("ReduceSum", gradient, keepdims=0).reshape([1]) for gradient in (n.dy, n.dy * hits))
     return n.build.op("Concat", total - hit, hit, axis=0)
 
 

@@ -57,7 +57,7 @@ def keep_channels_last(graph: torch.fx.Graph) -> None:
         eager, node.meta["val"] = node.meta["val"], values[node]
         outside = [user for user in node.users if user not in run]
         if outside and _is_image(node):
-            first = next(one for one in graph.nodes if one in outside)
+            first = next(reader for reader in graph.nodes if reader in outside)
             copied = call(first, aten.clone.default, node, memory_format=suggest_memory_format(eager))
             for user in outside:
                 user.replace_input_with(node, copied)

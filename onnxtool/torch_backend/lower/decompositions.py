@@ -223,19 +223,19 @@ def index_put(
     Writes that do not accumulate, and masks instead of indices, are left to the translation.
     """
     places = [dim for dim, index in enumerate(indices) if index is not None]
-    given = [index for index in indices if index is not None]
-    if not accumulate or not places or any(index.dtype not in _INTEGERS for index in given):
+    tensors = [index for index in indices if index is not None]
+    if not accumulate or not places or any(index.dtype not in _INTEGERS for index in tensors):
         return NotImplemented
-    given = list(torch.broadcast_tensors(*given))
-    rest = [dim for dim in range(x.dim()) if dim not in places]
+    tensors = list(torch.broadcast_tensors(*tensors))
+    unindexed = [dim for dim in range(x.dim()) if dim not in places]
     # If the indexed dimensions are not adjacent, the index dimensions come first.
     first = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
-    rank = given[0].dim()
-    shape = [x.shape[dim] for dim in rest]
-    values = values.expand([*shape[:first], *given[0].shape, *shape[first:]])
+    rank = tensors[0].dim()
+    shape = [x.shape[dim] for dim in unindexed]
+    values = values.expand([*shape[:first], *tensors[0].shape, *shape[first:]])
     values = values.permute([*range(first, first + rank), *range(first), *range(first + rank, values.dim())])
-    linear = _linear([index.long() for index in given], [x.shape[dim] for dim in places]).reshape(-1, 1)
-    order = [*places, *rest]
+    linear = _linear([index.long() for index in tensors], [x.shape[dim] for dim in places]).reshape(-1, 1)
+    order = [*places, *unindexed]
     ordered = x.permute(order)
     num_places, num_values = math.prod([x.shape[dim] for dim in places]), math.prod(shape)
     rows = ordered.reshape(num_places, num_values)  # [N, R]
@@ -288,12 +288,12 @@ def diagonal_scatter(
 ) -> torch.Tensor:
     """Write `diagonal` onto a diagonal of `x` with one scatter along both dimensions, flattened."""
     places = [dim1 % x.dim(), dim2 % x.dim()]
-    rest = [dim for dim in range(x.dim()) if dim not in places]
-    order = [*rest, *places]
+    unindexed = [dim for dim in range(x.dim()) if dim not in places]
+    order = [*unindexed, *places]
     ordered = x.permute(order)
     steps = torch.arange(diagonal.shape[-1], device=x.device)
     rows, columns = steps + max(-offset, 0), steps + max(offset, 0)
-    shape = [x.shape[dim] for dim in rest]
+    shape = [x.shape[dim] for dim in unindexed]
     flat = ordered.reshape([*shape, x.shape[places[0]] * x.shape[places[1]]])
     linear = (rows * x.shape[places[1]] + columns).expand(diagonal.shape)
     result = aten.scatter.src(flat, -1, linear, diagonal)

@@ -230,11 +230,11 @@ def _fuse_normalization(node: ir.Node, graph: ir.Graph) -> None:
     x: float32 [..., D]; w: [D], an input or a constant. The gradient reads the factor.
     """
     match = match_normalized(node)
-    found = scaled(node.outputs[0])
-    if match is None or match.factor is None or found is None or match.value.dtype is not ir.DataType.FLOAT:
+    product = scaled(node.outputs[0])
+    if match is None or match.factor is None or product is None or match.value.dtype is not ir.DataType.FLOAT:
         return
     x, reciprocal = match.value, match.factor.producer()
-    scale, result = found
+    scale, result = product
     if reciprocal is None or scale.producer() is not None or x.shape is None or scale.shape != x.shape[-1:]:
         return
     attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", match.epsilon), ir.AttrInt64("stash_type", 1)]

@@ -30,10 +30,10 @@ def take_maximum_first(graph: torch.fx.Graph) -> bool:
     modes = _numbers_of_modes(graph)
     moved = False
     for node in list(graph.nodes):
-        found = attempted(_maximum_of_activations, node)
-        if found is None:
+        match = attempted(_maximum_of_activations, node)
+        if match is None:
             continue
-        result, chain = found
+        result, chain = match
         if not chain or len({modes[part] for part in (*chain, node, result)}) > 1:
             continue
         node.replace_input_with(chain[0], chain[-1].args[0])

@@ -153,10 +153,10 @@ def fast_dropout_mask(size: Sequence[int], p: float, *, dtype: torch.dtype, devi
     threads = max(1, min(torch.get_num_threads(), flat.numel() // _LEAST_OF_A_THREAD))
     length = -(-flat.numel() // (threads * _BLOCK)) * _BLOCK
     parts = [(flat[start : start + length], start) for start in range(0, flat.numel(), length or 1)]
-    others = [_pool(os.getpid(), threads - 1).submit(_fill, part, p, bits, key, start) for part, start in parts[1:]]
+    futures = [_pool(os.getpid(), threads - 1).submit(_fill, part, p, bits, key, start) for part, start in parts[1:]]
     for part, start in parts[:1]:
         _fill(part, p, bits, key, start)
-    for other in others:
+    for other in futures:
         other.result()
     return mask
 

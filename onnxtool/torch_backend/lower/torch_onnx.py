@@ -106,7 +106,7 @@ _known: list[Translations] = []  # one per process: torch.onnx has the same tran
 def translations() -> Translations:
     """Return what torch.onnx translates; a process's first call takes a second."""
     if not _known:
-        entries = [entry for found in _registry().functions.values() for entry in found]
+        entries = [entry for overloads in _registry().functions.values() for entry in overloads]
         real, complex_ = (
             frozenset(called(entry.fx_target) for entry in entries if entry.is_complex is kind)
             for kind in (False, True)
@@ -294,7 +294,7 @@ def _without_negative(graph: ir.Graph, node: ir.Node) -> None:
     index = node.inputs[1]
     if index is None:
         return
-    write = Writer(node, naming=lambda made, _number: made.meta.update(node=node.meta["node"]))
+    write = Writer(node, naming=lambda created, _number: created.meta.update(node=node.meta["node"]))
     dtype = index.dtype or ir.DataType.INT64  # unknown for Casts that torch.onnx inserts
     zero, outside = (write.constant(np.array(n, dtype.numpy()), f"index_{n}") for n in (0, 2**31 - 1))
     node.replace_input_with(1, write.node("Where", [write.op("Less", index, zero), outside, index], like=index))
@@ -402,10 +402,10 @@ def _with_sizes_of_tensors(graph: torch.fx.Graph) -> torch.fx.Graph:
     for node in placeholders:
         if node in copies or not node.users:
             continue
-        found = _dimension_of_size(str(node.meta["val"]), [other for other in placeholders if other in copies])
-        if found is None:
+        dimension = _dimension_of_size(str(node.meta["val"]), [other for other in placeholders if other in copies])
+        if dimension is None:
             raise ConversionFailedError(f"the size {node.meta['val']} is not the size of a tensor among the inputs")
-        copies[node] = result.call_function(torch.ops.aten.sym_size.int, (copies[found[0]], found[1]))
+        copies[node] = result.call_function(torch.ops.aten.sym_size.int, (copies[dimension[0]], dimension[1]))
     result.output(result.graph_copy(graph, copies))
     return result
 

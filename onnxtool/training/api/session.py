@@ -267,8 +267,8 @@ class BoundSession:
             for axis, known in enumerate(self._inputs[name].shape):
                 if axis and not isinstance(known, int):
                     lengths[array.shape[axis]][name] = axis
-        others = {name: value.shape for name, value in self._inputs.items() if name not in arrays}
-        arrays |= {name: np.zeros(shape, np.float32) for name, shape in others.items()}
+        unfed = {name: value.shape for name, value in self._inputs.items() if name not in arrays}
+        arrays |= {name: np.zeros(shape, np.float32) for name, shape in unfed.items()}
 
         def fails(size: int) -> bool:
             cut = {name: arrays[name].swapaxes(0, axis)[:size].swapaxes(0, axis) for name, axis in axes.items()}
@@ -347,9 +347,9 @@ class BoundSession:
 def _value_of_strings(name: str, strings: NDArray[Any]) -> Any:
     """Return an OrtValue of strings; onnxruntime cannot make one from an array, so a constant model returns it."""
     elements = strings.ravel().tolist()
-    others = [element for element in elements if not isinstance(element, str)]
-    if others:
-        raise InputError(f"the input {name} takes strings, not {others[0]!r}", "convert it")
+    not_strings = [element for element in elements if not isinstance(element, str)]
+    if not_strings:
+        raise InputError(f"the input {name} takes strings, not {not_strings[0]!r}", "convert it")
     value = helper.make_tensor(name, TensorProto.STRING, strings.shape, [element.encode() for element in elements])
     output = helper.make_tensor_value_info(name, TensorProto.STRING, strings.shape)
     graph = helper.make_graph([helper.make_node("Constant", [], [name], value=value)], "strings", [], [output])

@@ -136,8 +136,10 @@ def _errors(
 
         def differences(step: float, directions: _Feeds = directions) -> tuple[float, float]:
             """Return the slope along the directions, and by how much it changes at the point."""
-            moved = ({name: inputs[name] + one * array for name, array in directions.items()} for one in (-step, step))
-            below, above = (exact({**inputs, **one}) for one in moved)
+            moved = (
+                {name: inputs[name] + factor * array for name, array in directions.items()} for factor in (-step, step)
+            )
+            below, above = (exact({**inputs, **changed}) for changed in moved)
             return (above - below) / (2 * step), (above - 2 * loss + below) / (2 * step)
 
         slope, change = differences(_SIZE)
@@ -259,5 +261,5 @@ def _widen(message: Any) -> None:
     elif isinstance(message, onnx.AttributeProto) and message.name in ("dtype", "to") and message.i in FLOATS:
         message.i = TensorProto.DOUBLE
     for field, value in message.ListFields():
-        for one in (value if hasattr(value, "__len__") else [value]) if field.message_type is not None else ():
-            _widen(one)
+        for part in (value if hasattr(value, "__len__") else [value]) if field.message_type is not None else ():
+            _widen(part)

@@ -184,25 +184,25 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     model, path = _load(options.model)
     _check_model(model)
     data = "" if path is None else str(path.parent)
-    found = Parameters.of(model, data) if options.parameters is None else None
+    parameters = Parameters.of(model, data) if options.parameters is None else None
     tied = join_tied(model, data, options.parameters)
     options = replace(options, aliases={**options.aliases, **tied})
-    if found is not None:
-        options = replace(options, parameters=found.matched())
+    if parameters is not None:
+        options = replace(options, parameters=parameters.matched())
     loss, optimizer = _loss_block(options, model), _optimizer_block(options)
     selection = select_parameters(
         model, options.requires_grad, options.frozen_params, options.parameters, options.aliases
     )
-    left = [] if found is None else single_numbers(model, selection, found.others)
+    left = [] if parameters is None else single_numbers(model, selection, parameters.others)
     stopwatch.lap("read")
     tell("differentiating")
     block = _Training(loss, options)
     with onnxblock.base(model, path):
         block.select(selection)
         block(*_loss_inputs(options, model))
-    doubts = _doubts(block, model, options, left, found)
+    doubts = _doubts(block, model, options, left, parameters)
     notes = [f"{head} and {table} are equal, and trained as one tensor" for head, table in tied.items()]
-    notes += [*([] if found is None else found.notes_on(selection)), *doubts]
+    notes += [*([] if parameters is None else parameters.notes_on(selection)), *doubts]
     models = dict(zip(_MODELS, block.to_model_proto(), strict=False))
     stopwatch.lap("differentiate")
     if optimizer is not None:
@@ -234,7 +234,11 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
 
 
 def _doubts(
-    block: _Training, model: onnx.ModelProto, options: ArtifactOptions, left: Sequence[str], found: Parameters | None
+    block: _Training,
+    model: onnx.ModelProto,
+    options: ArtifactOptions,
+    left: Sequence[str],
+    parameters: Parameters | None,
 ) -> list[str]:
     """List possible mistakes, such as single numbers that are `left` out.
 
@@ -243,12 +247,12 @@ def _doubts(
     """
     takes_logits = isinstance(block.loss, onnxblock.loss.CrossEntropyLoss | onnxblock.loss.BCEWithLogitsLoss)
     doubts = list(doubtful(block, left, _loss_inputs(options, model) if takes_logits else ()))
-    if found is not None:
-        doubts += found.doubts_on(block.selection)
+    if parameters is not None:
+        doubts += parameters.doubts_on(block.selection)
     if options.require_all:
         known = {*block.selection.trained, *block.selection.frozen}
-        rest = [name for name in matchable_parameters(model, options.parameters) if name not in known]
-        doubts += [f"{some(rest)} neither trained nor frozen"] if rest else []
+        unnamed = [name for name in matchable_parameters(model, options.parameters) if name not in known]
+        doubts += [f"{some(unnamed)} neither trained nor frozen"] if unnamed else []
         if doubts:
             raise ArtifactError(f"not everything is trained as require_all asks: {doubts[0]}", _REQUIRE_ALL)
     return doubts
@@ -293,8 +297,8 @@ class _Training(onnxblock.TrainingBlock):
 
     def build(self, *names: str) -> tuple[str, ...]:
         """Add the loss on top of these values and name it `loss`, so that programs can find it."""
-        loss, *others = output_names(self.loss(*names))
-        return (self.accessor.rename(loss, "loss"), *others, *self._additional)
+        loss, *outputs = output_names(self.loss(*names))
+        return (self.accessor.rename(loss, "loss"), *outputs, *self._additional)
 
 
 def _load(model: onnx.ModelProto | ModelPath) -> tuple[onnx.ModelProto, Path | None]:
@@ -321,7 +325,7 @@ def _check_model(model: onnx.ModelProto) -> None:
     Raises:
         ArtifactError: the model has a problem; the first one is reported.
     """
-    opset = default_opset({one.domain: one.version for one in model.opset_import})
+    opset = default_opset({entry.domain: entry.version for entry in model.opset_import})
     if not opset:
         raise ArtifactError("the model does not say which opset its operators belong to", _DAMAGED)
     if opset > defs.onnx_opset_version():

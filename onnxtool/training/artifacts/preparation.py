@@ -79,7 +79,7 @@ def plan_training(options: PreparationOptions) -> WritePlan:
 
 def _file_options(options: PreparationOptions, file: ModelPath) -> ArtifactOptions:
     setting = LossSetting(options.loss, "", options.class_axis or 1, options.ignore_index, bool(options.shift_labels))
-    made = _artifact_options(options, setting, file, options.loss_inputs)
+    artifact_options = _artifact_options(options, setting, file, options.loss_inputs)
 
     def verify(folder: Path) -> ArtifactVerification | None:
         opened = ModelFile.open(file)
@@ -88,7 +88,7 @@ def _file_options(options: PreparationOptions, file: ModelPath) -> ArtifactOptio
             folder, options.prefix, opened, replace(setting, output=outputs[0]), _optimizer_setting(options)
         )
 
-    return replace(made, verify=verify if options.verify and options.loss != NONE else None)
+    return replace(artifact_options, verify=verify if options.verify and options.loss != NONE else None)
 
 
 def _optimizer_setting(options: PreparationOptions) -> OptimizerSetting | None:
@@ -113,13 +113,13 @@ def make_checkpoint_artifacts(options: PreparationOptions, forward: Forward) -> 
     def verify(folder: Path) -> ArtifactVerification | None:
         return verify_artifacts(folder, options.prefix, forward.reference, setting, _optimizer_setting(options))
 
-    made = replace(
+    artifact_options = replace(
         _artifact_options(options, setting, forward.path, loss_inputs),
         aliases=forward.aliases,
         parameters=forward.parameters,
         verify=verify if options.verify and is_verifiable else None,
     )
-    report = make_artifacts(made)
+    report = make_artifacts(artifact_options)
     return replace(report, notes=(*report.notes, *_notes(report, setting)))
 
 
@@ -130,11 +130,11 @@ def _notes(report: ArtifactReport, setting: LossSetting) -> Iterator[str]:
             "labels are shifted as in transformers: the logits at a token are for the label of the next one, so pass "
             "the input_ids as labels (--no_shift_labels turns this off)"
         )
-    found = report.proof
-    if found is not None and found.own_loss is not None and found.own_loss_error > found.tolerance:
+    proof = report.proof
+    if proof is not None and proof.own_loss is not None and proof.own_loss_error > proof.tolerance:
         yield (
-            f"{found.reference} itself computes another loss for the same labels, with a relative difference of "
-            f"{found.own_loss_error:.2g}: these artifacts train {report.loss} on {setting.output}"
+            f"{proof.reference} itself computes another loss for the same labels, with a relative difference of "
+            f"{proof.own_loss_error:.2g}: these artifacts train {report.loss} on {setting.output}"
         )
 
 
@@ -339,9 +339,9 @@ def _mark_padding(model: Any, graph: ir.Model, aliases: Mapping[str, str]) -> No
             continue
         name = f"{module_name}.weight"
         table = graph.graph.initializers.get(aliases.get(name, name))
-        for use in [] if table is None else table.uses():
-            if use.node.op_type == "Gather" and use.idx == 0:
-                use.node.metadata_props[PADDING_INDEX] = str(module.padding_idx)
+        for usage in [] if table is None else table.uses():
+            if usage.node.op_type == "Gather" and usage.idx == 0:
+                usage.node.metadata_props[PADDING_INDEX] = str(module.padding_idx)
 
 
 def _parameters(model: Any, graph: ir.Model) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -94,7 +94,7 @@ def describe(
         inputs=tuple(_tensor_info(value) for value in training.graph.input if value.name not in hidden),
         outputs=tuple(_tensor_info(value) for value in training.graph.output if value.name not in hidden),
         labels=description(LABELS, {entry.key: entry.value for entry in training.metadata_props}),
-        opset=default_opset({one.domain: one.version for one in training.opset_import}),
+        opset=default_opset({entry.domain: entry.version for entry in training.opset_import}),
         notes=(*_notes(block), *notes),
         duration_ms={},
         proof=verification,

@@ -154,9 +154,9 @@ class TorchModel:
 
         if setting.output != "logits":
             return None
-        given = labels.reshape(-1) if setting.name == "MSELoss" and labels.shape[-1] == 1 else labels
+        own_labels = labels.reshape(-1) if setting.name == "MSELoss" and labels.shape[-1] == 1 else labels
         try:
-            loss = self.model(**self.sample, labels=given).loss
+            loss = self.model(**self.sample, labels=own_labels).loss
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError):
             return None
         return float(loss) if isinstance(loss, torch.Tensor) else None
@@ -367,10 +367,10 @@ class WrittenModels:
     def step(self, labels: NDArray[Any]) -> tuple[tuple[float, float], dict[str, NDArray[Any]]]:
         """Return the losses of the training and the eval model, and the gradient of each parameter or input."""
         trained, frozen = self.checkpoint.trainable, self.checkpoint.frozen
-        found, evaluated = (run_model(session, self.feeds, labels) for session in self.sessions)
-        loss, eval_loss = (float(next(iter(outputs.values())).reshape(-1)[0]) for outputs in (found, evaluated))
-        self.feeds |= {name: found[updated_name(name)] for name in frozen if updated_name(name) in found}
-        return (loss, eval_loss), {name: found[accumulated_name(name)] for name in (*trained, *self.inputs)}
+        results, evaluated = (run_model(session, self.feeds, labels) for session in self.sessions)
+        loss, eval_loss = (float(next(iter(outputs.values())).reshape(-1)[0]) for outputs in (results, evaluated))
+        self.feeds |= {name: results[updated_name(name)] for name in frozen if updated_name(name) in results}
+        return (loss, eval_loss), {name: results[accumulated_name(name)] for name in (*trained, *self.inputs)}
 
     def update(self, gradients: Mapping[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], float]:
         """Return the parameters after a step of the optimizer, and its error; see `Updates`."""
@@ -418,10 +418,10 @@ class Updates:
         error = 0.0
         if self._session is not None:
             self._feeds |= {GRADIENTS: flat[None], STEP: self._feeds[STEP] + 1}
-            found = self._session.run({name: self._feeds[name] for name in self._session.input_names})
-            self._feeds |= {name.removesuffix("_out"): array for name, array in found.items()}
+            updates = self._session.run({name: self._feeds[name] for name in self._session.input_names})
+            self._feeds |= {name.removesuffix("_out"): array for name, array in updates.items()}
             rounding = 2.0**-22 * np.abs(wanted)
-            beyond = np.maximum(np.abs(found[updated_name(PARAMETERS)][0] - wanted) - rounding, 0)
+            beyond = np.maximum(np.abs(updates[updated_name(PARAMETERS)][0] - wanted) - rounding, 0)
             error = _largest(beyond, changes, SMALL * float(np.abs(changes).max()))
         self._feeds[PARAMETERS] = wanted.astype(np.float32)[None]
         sizes = [int(np.prod(shape)) for shape in self._shapes.values()]
@@ -535,7 +535,7 @@ def worst_of(results: Sequence[ArtifactVerification]) -> ArtifactVerification:
     def most(name: str) -> float:
         return float(np.max([getattr(result, name) for result in results]))
 
-    worst = next((one for one in results if not one.gradient_error < most("gradient_error")), results[0])
+    worst = next((result for result in results if not result.gradient_error < most("gradient_error")), results[0])
     result = replace(
         results[0],
         worst_parameter=worst.worst_parameter,

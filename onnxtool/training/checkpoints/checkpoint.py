@@ -97,11 +97,11 @@ def _read_safetensors(path: Path) -> Checkpoint:
         with safe_open(path, framework="np") as file:
             document = _document(path, (file.metadata() or {}).get(_KEY, ""))
             present = set(file.keys())
-            read: dict[str, Array] = {name: file.get_tensor(name) for name in present}
+            arrays: dict[str, Array] = {name: file.get_tensor(name) for name in present}
     except (SafetensorError, OSError, TypeError, AttributeError) as error:  # the last for dtypes NumPy does not have
         raise _broken(path, str(error)) from error
     try:
-        return _checkpoint(document, read)
+        return _checkpoint(document, arrays)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _broken(path, f"{type(error).__name__} {error}") from error
 
@@ -125,19 +125,19 @@ def _document(path: Path, text: str) -> dict[str, Any]:
     return document
 
 
-def _checkpoint(document: Mapping[str, Any], read: Mapping[str, Array]) -> Checkpoint:
+def _checkpoint(document: Mapping[str, Any], stored: Mapping[str, Array]) -> Checkpoint:
     """Assemble a checkpoint; raise if an entry is missing or has the wrong type."""
     nominal = bool(document["nominal"])
 
     def arrays(kind: str) -> dict[str, Array]:
-        found = {name: _nominal(entry) if nominal else read[name] for name, entry in document[kind].items()}
+        group = {name: _nominal(entry) if nominal else stored[name] for name, entry in document[kind].items()}
         for name, entry in document[kind].items():
-            if _type_of(found[name]) != entry:
-                raise ValueError(f"{name} is {_type_of(found[name])}, not {entry}")
-        return found
+            if _type_of(group[name]) != entry:
+                raise ValueError(f"{name} is {_type_of(group[name])}, not {entry}")
+        return group
 
     moments = {
-        str(moment): {str(name): read[f"{_MOMENT}{moment}/{name}"] for name in names}
+        str(moment): {str(name): stored[f"{_MOMENT}{moment}/{name}"] for name in names}
         for moment, names in document["moments"].items()
     }
     properties = dict(document["properties"])

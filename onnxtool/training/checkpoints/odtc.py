@@ -74,8 +74,8 @@ class _Table(flatbuffers.table.Table):  # type: ignore[misc]  # flatbuffers has 
     def content(self, field: int, kind: Any = types.Uint8Flags) -> NDArray[Any]:
         """Return a numeric vector; empty if absent. It raises if the vector ends outside the file."""
         place = self.Offset(_slot(field))
-        found: NDArray[Any] = self.GetVectorAsNumpy(kind, place) if place else np.empty(0, np.uint8)
-        return found
+        vector: NDArray[Any] = self.GetVectorAsNumpy(kind, place) if place else np.empty(0, np.uint8)
+        return vector
 
     def table(self, field: int) -> _Table | None:
         """Return a nested table."""
@@ -141,9 +141,9 @@ def _read_group(group: _Table, checkpoint: Checkpoint) -> None:
 
 
 def _read_properties(bag: _Table) -> dict[str, Property]:
-    found: dict[str, Property] = {table.text(0): table.number(1, types.Int64Flags) for table in bag.tables(0)}
-    found |= {table.text(0): table.number(1, types.Float32Flags) for table in bag.tables(1)}
-    return found | {table.text(0): table.text(1) for table in bag.tables(2)}
+    properties: dict[str, Property] = {table.text(0): table.number(1, types.Int64Flags) for table in bag.tables(0)}
+    properties |= {table.text(0): table.number(1, types.Float32Flags) for table in bag.tables(1)}
+    return properties | {table.text(0): table.text(1) for table in bag.tables(2)}
 
 
 def _read_tensor(

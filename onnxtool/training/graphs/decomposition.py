@@ -264,8 +264,8 @@ def lower(model: ir.Model) -> None:
         ArtifactError: an operator needs a newer opset.
     """
     common.ClearMetadataAndDocStringPass()(model)  # IR version 9 has no metadata on nodes and values
-    made = (value for node in model.graph.all_nodes() for value in node.outputs)
-    for value in (*model.graph.inputs, *model.graph.initializers.values(), *made):
+    outputs = (value for node in model.graph.all_nodes() for value in node.outputs)
+    for value in (*model.graph.inputs, *model.graph.initializers.values(), *outputs):
         value.metadata_props.clear()
     decompose_training_operators(model)
     for graph in model.graphs():
@@ -295,8 +295,8 @@ def divide_at_once(graph: ir.Graph | ir.Function) -> None:
             division = producer(factor, "Div")
             if division is None or factor is None or only_consumer(factor) is not node:
                 continue
-            one = constant(division.inputs[0])
-            if one is None or one.shape != () or one != 1:
+            dividend = constant(division.inputs[0])
+            if dividend is None or dividend.shape != () or dividend != 1:
                 continue
             node.op_type = "Div"
             node.replace_input_with(0, node.inputs[1 - place])

@@ -68,15 +68,15 @@ class Parameters:
     @classmethod
     def of(cls, model: onnx.ModelProto, folder: str) -> Parameters:
         """Give each module of `model` its own initializers, and mark the padding of embeddings; in place."""
-        found = cls(model, folder)
-        found._mark_padding()
-        found._restore_biases()
-        found._classify()
-        found._copy_identities()
-        for name in list(found._tensors):
-            found._give_back(name)
+        parameters = cls(model, folder)
+        parameters._mark_padding()
+        parameters._restore_biases()
+        parameters._classify()
+        parameters._copy_identities()
+        for name in list(parameters._tensors):
+            parameters._give_back(name)
         separate_statistics(model)
-        return found
+        return parameters
 
     def matched(self) -> list[str]:
         """Return the names that patterns match."""
@@ -151,7 +151,7 @@ class Parameters:
         for node in self.model.graph.node:
             fx_node = _metadata(node, FX_NODE)
             if node.op_type in _PRODUCTS and "batch_norm" in fx_node.partition("(args")[0]:
-                lost = some([_dotted(one, node) for one in _PARAMETER.findall(fx_node)[:2]])
+                lost = some([_dotted(flat, node) for flat in _PARAMETER.findall(fx_node)[:2]])
                 self.doubts[node.input[1]] = (
                     f"{lost} not trained: the exporter folded the normalization into {node.input[1]}"
                 )
@@ -190,7 +190,7 @@ class Parameters:
     def _give_back(self, name: str) -> None:
         """Give each owner of an initializer its own one, or note that they share it."""
         reads = [
-            (node, place) for node in self.model.graph.node for place, read in enumerate(node.input) if read == name
+            (node, place) for node in self.model.graph.node for place, source in enumerate(node.input) if source == name
         ]
         if name in self.others or len(reads) < 2 or not any(size > 1 for size in self._sizes(name)):
             return
@@ -207,22 +207,22 @@ class Parameters:
             new = self._copy(self._tensors[name], owner)
             for node, place in owners[owner]:
                 node.input[place] = new
-        if not is_told and any(len(those) > 1 for those in owners.values()):
+        if not is_told and any(len(uses) > 1 for uses in owners.values()):
             self.notes.append((name, f"{name} is read in several places, and trained as one tensor in some"))
 
     def _owners_by_fx(self, name: str, reads: _Reads) -> dict[str, _Reads]:
         """Return the reads by the parameter that the FX node names."""
-        known = {one.replace(".", "_").lower() for one in (name, *self._sources(name))}
+        known = {source.replace(".", "_").lower() for source in (name, *self._sources(name))}
         owners: dict[str, _Reads] = defaultdict(list)
         for node, place in reads:
-            found = _PARAMETER.findall(_metadata(node, FX_NODE).partition("(args")[2])
+            flat_names = _PARAMETER.findall(_metadata(node, FX_NODE).partition("(args")[2])
             kind = _kind(node, place)
-            of_kind = [one for one in found if one.endswith(kind)]
-            own = [] if node.op_type in _LAYERS else [one for one in found if one.lower() in known]
-            owner = next(chain(own, of_kind, reversed(found)), name)
+            of_kind = [flat for flat in flat_names if flat.endswith(kind)]
+            own = [] if node.op_type in _LAYERS else [flat for flat in flat_names if flat.lower() in known]
+            owner = next(chain(own, of_kind, reversed(flat_names)), name)
             owners[owner].append((node, place))
         exact = name.replace(".", "_").lower()
-        return {name if flat.lower() == exact else _dotted(flat, those[0][0]): those for flat, those in owners.items()}
+        return {name if flat.lower() == exact else _dotted(flat, uses[0][0]): uses for flat, uses in owners.items()}
 
     def _owners_by_scope(self, name: str, reads: _Reads) -> dict[str, _Reads]:
         """Return the reads by the matrix multiplied before, or else by the module in the nodes' names."""
@@ -243,12 +243,14 @@ class Parameters:
         """Return the matrix that a node, or one whose product it adds to, multiplies by."""
         makers = [maker for maker in self.model.graph.node if node.op_type == "Add" and {*maker.output} & {*node.input}]
         products = [maker for maker in (node, *makers) if maker.op_type in _PRODUCTS]
-        read = (one for maker in products for one in maker.input if one != name and len(self._sizes(one)) > 1)
+        read = (
+            factor for maker in products for factor in maker.input if factor != name and len(self._sizes(factor)) > 1
+        )
         return next(read, "")
 
     def _copy(self, tensor: onnx.TensorProto, name: str) -> str:
         """Add a copy of an initializer, and return its name."""
-        free = next(one for one in chain([name], (f"{name}_{n}" for n in count(1))) if one not in self._tensors)
+        free = next(new for new in chain([name], (f"{name}_{n}" for n in count(1))) if new not in self._tensors)
         copy = self.model.graph.initializer.add()
         copy.CopyFrom(tensor)
         copy.name = free

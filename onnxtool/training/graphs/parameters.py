@@ -85,11 +85,13 @@ def matchable_parameters(model: onnx.ModelProto, parameters: Sequence[str] | Non
 def single_numbers(model: onnx.ModelProto, selection: Selection, names: Collection[str] = ()) -> list[str]:
     """Return numbers in formulas that are neither trained, frozen nor `names`, unless an exporter made up the name."""
     known = {*selection.trained, *selection.frozen, *matchable_parameters(model), *names}
-    read = {name for node in model.graph.node if node.op_type in ("Add", "Div", "Mul", "Sub") for name in node.input}
+    operands = {
+        name for node in model.graph.node if node.op_type in ("Add", "Div", "Mul", "Sub") for name in node.input
+    }
     return [
         tensor.name
         for tensor in model.graph.initializer
-        if tensor.data_type in FLOATS and prod(tensor.dims) == 1 and tensor.name in read - known
+        if tensor.data_type in FLOATS and prod(tensor.dims) == 1 and tensor.name in operands - known
         if not _MADE_UP.search(tensor.name)
     ]
 
@@ -130,7 +132,7 @@ def join_tied(model: onnx.ModelProto, folder: str, parameters: Sequence[str] | N
         first, second = matrices[head], matrices[table]
         if head in tied or first.data_type != second.data_type or sorted(first.dims) != sorted(second.dims):
             continue
-        ours, theirs = (ir.serde.deserialize_tensor(one, folder).numpy() for one in (first, second))
+        ours, theirs = (ir.serde.deserialize_tensor(tensor, folder).numpy() for tensor in (first, second))
         is_same = np.array_equal(ours, theirs)
         if (is_same or np.array_equal(ours, theirs.T)) and ours.min() != ours.max():  # not two constants such as zeros
             tied[head] = table
@@ -192,14 +194,14 @@ def _resolved(
     for pattern in [entry for entry in entries if entry not in exact]:
         if not any(sign in pattern for sign in "*?["):
             raise _unknown(pattern, list(dict.fromkeys((*names, *matched))))
-        found = {name for alias, name in matched.items() if fnmatchcase(alias, pattern)}
-        if not found:
+        matches = {name for alias, name in matched.items() if fnmatchcase(alias, pattern)}
+        if not matches:
             known = ", ".join(list(matched)[:5])
             raise ArtifactError(
                 f"the pattern {pattern!r} of parameters to {verb} matches none of the {len(matched)} of the model",
                 f"they are called {known}{', …' if len(matched) > 5 else ''}",
             )
-        by_pattern |= found
+        by_pattern |= matches
     return exact, by_pattern - exact
 
 

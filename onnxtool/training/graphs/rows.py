@@ -76,9 +76,9 @@ def _gather_rows(build: Builder, value: ir.Value, rows: Tensor, region: _Region)
         tensor = tensor.reshape([-1, width])
     taken = build.op("Gather", tensor, rows, axis=0)
     taken.value.shape = ir.Shape([None, width])
-    for use in list(value.uses()):
-        if use.node in region.nodes:
-            use.node.replace_input_with(use.idx, taken.value)
+    for usage in list(value.uses()):
+        if usage.node in region.nodes:
+            usage.node.replace_input_with(usage.idx, taken.value)
 
 
 def _flatten(region: _Region) -> None:
@@ -114,14 +114,14 @@ class _Region:
             self.nodes[node] = None
             readers.add(node)
             waiting.extend(self._rows_of(node))
-        read = [value for node in self.nodes for value in self._rows_of(node)]
-        self.boundary = [value for value in dict.fromkeys(read) if value.producer() not in self.nodes]
+        values = [value for node in self.nodes for value in self._rows_of(node)]
+        self.boundary = [value for value in dict.fromkeys(values) if value.producer() not in self.nodes]
 
     def _is_prunable(self, node: ir.Node, readers: set[ir.Node | None]) -> bool:
         """Return whether the node processes rows independently, and nothing else reads its ignored rows."""
         if any(output.is_graph_output() for output in node.outputs):
             return False
-        users = {use.node for output in node.outputs for use in output.uses()}
+        users = {usage.node for output in node.outputs for usage in output.uses()}
         return users <= readers and self._has_independent_rows(node)
 
     def _has_independent_rows(self, node: ir.Node) -> bool:
@@ -178,7 +178,7 @@ def take_out_row_factors(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
     """Move row factors out of a product where all its readers allow it; return replacements of the readers' outputs."""
     build = Builder(graph)
     replaced: dict[ir.Node, list[Tensor]] = {}
-    for product in [found for node in graph if (found := _Product.of(node)) is not None]:
+    for product in [candidate for node in graph if (candidate := _Product.of(node)) is not None]:
         if not product.readers or not product.readers.keys().isdisjoint(replaced):
             continue
         for reader, place in product.readers.items():
@@ -242,16 +242,16 @@ def _readers(value: ir.Value, width: int) -> dict[ir.Node, int]:
     readers: dict[ir.Node, int] = {}
     waiting = [value]
     while waiting:
-        here = waiting.pop()
-        for use in here.uses():
-            output = use.node.outputs[0]
-            if use.node.op_type == "Reshape" and output.shape is not None and output.shape[-1] == width:
+        view = waiting.pop()
+        for usage in view.uses():
+            output = usage.node.outputs[0]
+            if usage.node.op_type == "Reshape" and output.shape is not None and output.shape[-1] == width:
                 waiting.append(output)
-            elif _fits(use.node, use.idx, width):
-                readers[use.node] = use.idx
+            elif _fits(usage.node, usage.idx, width):
+                readers[usage.node] = usage.idx
             else:
                 return {}
-        if here.is_graph_output():
+        if view.is_graph_output():
             return {}
     return readers
 

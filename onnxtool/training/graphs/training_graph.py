@@ -97,17 +97,17 @@ def build_graphs(model: onnx.ModelProto, selection: Selection, loss: str, path: 
 
 
 def _read(model: onnx.ModelProto, path: Path | None) -> ir.Model:
-    read: ir.Model = ir.from_proto(model)
+    converted: ir.Model = ir.from_proto(model)
     if path is not None:
-        ir.external_data.set_base_dir(read.graph, path.parent)
+        ir.external_data.set_base_dir(converted.graph, path.parent)
     # Dropout and similar operators have constant settings.
     try:
-        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(read)
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(converted)
     except ValueError as error:  # an attribute that ONNX does not define; onnxruntime takes any name
         raise ArtifactError(
             f"a Constant of the model cannot be read: {first_line(error)}", "export it again"
         ) from error
-    return read
+    return converted
 
 
 def _train(model: ir.Model, selection: Selection, loss: str) -> tuple[Mapping[str, ir.Value], list[str]]:
@@ -140,8 +140,10 @@ def _evaluate(model: ir.Model, promoted: set[str]) -> tuple[dict[str, dict[str, 
     _promote(model.graph, promoted)
     set_inference_mode(model.graph)
     infer_types(model)
-    found = [described for node in model.graph if (described := _labels(node)) is not None]
-    labels = {name: one for name, one in found if all(one == b for a, b in found if a == name)}
+    descriptions = [described for node in model.graph if (described := _labels(node)) is not None]
+    labels = {
+        name: content for name, content in descriptions if all(content == b for a, b in descriptions if a == name)
+    }
     tables = [table for node in model.graph if (table := _ids(node, promoted)) is not None]
     ids = {name: min(rows for other, rows in tables if other == name) for name, _ in tables}
     decompose_losses(model.graph)

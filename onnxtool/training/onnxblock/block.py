@@ -57,7 +57,7 @@ class ModelAccessor:
             return name
         for node in self.model.graph.node:
             for names in (node.input, node.output):
-                names[:] = [new if one == name else one for one in names]
+                names[:] = [new if value_name == name else value_name for value_name in names]
         self._taken.add(new)
         return new
 
@@ -82,7 +82,7 @@ class ModelAccessor:
         """Return whether a graph input, initializer or node output has this name."""
         graph = self.model.graph
         named = (*graph.input, *graph.initializer)
-        return any(one.name == name for one in named) or any(name in node.output for node in graph.node)
+        return any(value.name == name for value in named) or any(name in node.output for node in graph.node)
 
     def value_info(self, name: str) -> ValueInfoProto:
         """Return the dtype and shape of any value, inferred where the model does not declare them.
@@ -102,18 +102,18 @@ class ModelAccessor:
         return self._inferred(name)
 
     def _inferred(self, name: str) -> ValueInfoProto:
-        found = infer_values(self.model)
-        value = found.values.get(name)
+        inferred = infer_values(self.model)
+        value = inferred.values.get(name)
         if value is not None and value.dtype:
             return helper.make_tensor_value_info(name, value.dtype, value.shape)
-        if name in found.other_types:
-            return helper.make_value_info(name, found.other_types[name])
+        if name in inferred.other_types:
+            return helper.make_value_info(name, inferred.other_types[name])
         raise ArtifactError(f"dtype and shape of {name!r} cannot be inferred", "declare them as an output of the model")
 
     def _names(self) -> Iterator[str]:
         graph = self.model.graph
-        for one in (*graph.input, *graph.initializer):
-            yield one.name
+        for value in (*graph.input, *graph.initializer):
+            yield value.name
         for node in graph.node:
             yield from (node.name, *node.output)
 
@@ -147,8 +147,8 @@ def base(model: ModelProto, model_path: str | Path | None = None) -> Iterator[Mo
         ArtifactError: blocks are already being added to another model.
         GradientError: the model is too old to be converted.
     """
-    where = None if model_path is None else Path(model_path)
-    with _entered(ModelAccessor(_prepared(model, where), where)) as accessor:
+    path = None if model_path is None else Path(model_path)
+    with _entered(ModelAccessor(_prepared(model, path), path)) as accessor:
         yield accessor
 
 

@@ -199,18 +199,18 @@ class LabelEncoder(Block):
     ) -> None:
         keys = {"keys_floats": keys_floats, "keys_int64s": keys_int64s, "keys_strings": keys_strings}
         values = {"values_floats": values_floats, "values_int64s": values_int64s, "values_strings": values_strings}
-        given = [{name: entry for name, entry in kinds.items() if entry is not None} for kinds in (keys, values)]
-        if any(len(kinds) != 1 for kinds in given):
+        tables = [{name: entry for name, entry in kinds.items() if entry is not None} for kinds in (keys, values)]
+        if any(len(kinds) != 1 for kinds in tables):
             raise ArtifactError("a table has keys of one type and values of one type", "give one list of each")
-        counts = [len(entry) for kinds in given for entry in kinds.values()]
+        counts = [len(entry) for kinds in tables for entry in kinds.values()]
         if counts[0] != counts[1]:
             raise ArtifactError(f"{counts[0]} keys for {counts[1]} values", "give one value for each key")
         self._attributes: dict[str, object] = {
             "default_float": default_float,
             "default_int64": default_int64,
             "default_string": default_string,
-            **given[0],
-            **given[1],
+            **tables[0],
+            **tables[1],
         }
 
     def build(self, label_encoder_input_name: str) -> str:

@@ -111,12 +111,12 @@ class GradientCache:
         named, structure = tree_flatten_with_path(outputs)
         for path, leaf in named:
             if isinstance(leaf, torch.Tensor):
-                is_known, what = leaf.dim() > 0 and len(leaf) == num_rows, f"of shape {list(leaf.shape)}"
+                is_known, description = leaf.dim() > 0 and len(leaf) == num_rows, f"of shape {list(leaf.shape)}"
             else:
-                is_known, what = _is_plain(leaf), f"a {type(leaf).__name__}"
+                is_known, description = _is_plain(leaf), f"a {type(leaf).__name__}"
             if not is_known:
                 kind = type(self._model).__name__
-                raise TrainingError(f"{kind} returns {keystr(path)}, {what}, for {num_rows} rows", _NOT_ROWS)
+                raise TrainingError(f"{kind} returns {keystr(path)}, {description}, for {num_rows} rows", _NOT_ROWS)
         return [leaf for _, leaf in named], structure
 
 

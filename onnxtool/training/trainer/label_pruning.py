@@ -60,8 +60,8 @@ def labeled_rows(
 
 
 def _with_decoder_inputs(model: torch.nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    given = {"decoder_input_ids", "decoder_inputs_embeds"} & set(inputs)
-    if given or not hasattr(model, "prepare_decoder_input_ids_from_labels"):
+    decoder_inputs = {"decoder_input_ids", "decoder_inputs_embeds"} & set(inputs)
+    if decoder_inputs or not hasattr(model, "prepare_decoder_input_ids_from_labels"):
         return dict(inputs)
     return {**inputs, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=inputs["labels"])}
 

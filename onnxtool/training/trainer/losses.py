@@ -155,7 +155,7 @@ class FunctionLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyped
     def __init__(self, function: Callable[..., Loss], parameters: Mapping[str, inspect.Parameter]) -> None:
         super().__init__()
         self.function = function
-        kinds = [one.kind for one in parameters.values()]
+        kinds = [parameter.kind for parameter in parameters.values()]
         self._takes_targets = len(kinds) == 3 and set(kinds) <= _BY_POSITION and [*parameters][2] not in _OPTIONAL
         takes_any = inspect.Parameter.VAR_KEYWORD in kinds
         self._known = [name for name in _OPTIONAL if takes_any or name in parameters]
@@ -209,7 +209,7 @@ def with_all_arguments(compute_loss: Callable[..., Any]) -> ComputeLoss:
     except (TypeError, ValueError):
         return compute_loss
     parameters = signature.parameters
-    ordered = [name for name, one in parameters.items() if one.kind in _BY_POSITION]
+    ordered = [name for name, parameter in parameters.items() if parameter.kind in _BY_POSITION]
     if len(ordered) == len(parameters) == 3 and ordered[2] not in _OPTIONAL:
         return FunctionLoss(compute_loss, parameters)
     in_order = tuple(ordered[2:4]) == _OPTIONAL

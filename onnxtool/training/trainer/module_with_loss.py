@@ -195,11 +195,11 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
         self._options = StepOptions(**steps)
         if compute_loss is not None and (label_smoothing or label_smoother is not None):
             raise InputError("label_smoothing with a compute_loss", "smooth inside compute_loss, or leave one out")
-        asked = getattr(args, "label_smoothing_factor", 0.0)
-        if asked and not label_smoothing and label_smoother is None and compute_loss is None:
+        smoothing = getattr(args, "label_smoothing_factor", 0.0)
+        if smoothing and not label_smoothing and label_smoother is None and compute_loss is None:
             raise InputError(
-                f"args has the label_smoothing_factor {asked:g}, and label_smoother is None",
-                f"pass trainer.label_smoother, or label_smoothing={asked:g}",
+                f"args has the label_smoothing_factor {smoothing:g}, and label_smoother is None",
+                f"pass trainer.label_smoother, or label_smoothing={smoothing:g}",
             )
         settle_loss_function(model)
         self.module = model
@@ -323,9 +323,9 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
 
     def _prepared(self, step: _Step) -> _Step:
         """Leave out the rows that neither loss nor gradients depend on."""
-        rest = step.return_outputs, step.num_items
-        inputs, rows = self._sparsity.prune(self.compute_loss, step.inputs, *rest)
-        layouts, with_head = self._unpadding.layouts(self.compute_loss, step.inputs, *rest, rows is not None)
+        flags = step.return_outputs, step.num_items
+        inputs, rows = self._sparsity.prune(self.compute_loss, step.inputs, *flags)
+        layouts, with_head = self._unpadding.layouts(self.compute_loss, step.inputs, *flags, rows is not None)
         labels = None if rows is None else inputs.pop("labels")
         return step._replace(inputs=inputs, rows=rows, labels=labels, layouts=layouts, with_head=with_head)
 

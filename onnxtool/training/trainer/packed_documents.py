@@ -51,9 +51,9 @@ class PackedDocuments:
             for document in (_present(packed)[0], _present(packed)[-1]):
                 changed = torch.zeros_like(documents, dtype=torch.bool)
                 changed[row] = packed == document
-                others = (documents != _NO_DOCUMENT) & ~changed
+                unchanged = (documents != _NO_DOCUMENT) & ~changed
                 outputs = self._outputs(_with_other_tokens(inputs, changed, self._num_tokens()), documents)
-                if not torch.equal(outputs[others], expected[others]):
+                if not torch.equal(outputs[unchanged], expected[unchanged]):
                     raise TrainingError(
                         f"documents of a packed batch attend to each other in {self._name()}", self._way_out(inputs)
                     )

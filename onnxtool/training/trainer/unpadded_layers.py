@@ -196,7 +196,7 @@ class Region:
 
         AttentionInterface.register(_ATTENTION, attention)
         AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
-        found: list[tuple[Any, Any, list[torch.nn.Module]]] = []
+        candidates: list[tuple[Any, Any, list[torch.nn.Module]]] = []
         inside: set[int] = set()
         for part in model.modules():
             if not isinstance(part, PreTrainedModel) or id(part) in inside:
@@ -213,8 +213,8 @@ class Region:
             layers = list(stacks[0])
             models = [inner for inner in part.modules() if isinstance(inner, PreTrainedModel)]
             base = [inner for inner in models if any(layers[0] is module for module in inner.modules())][-1]
-            found.append((part, base, layers))
-        return [cls(*parts) for parts in found]
+            candidates.append((part, base, layers))
+        return [cls(*parts) for parts in candidates]
 
     @property
     def is_checkpointed(self) -> bool:

@@ -90,8 +90,8 @@ class UnpaddingCheck:
             raise RefusalError(NOT_FOUND)
         if not torch.equal(noisy, expected):
             raise RefusalError("the loss depends on the rows of padding")
-        loss, others = self._step(self.layouts, with_head)
-        differences = [a - b for a, b in zip(others, gradients, strict=True)]
+        loss, unpadded_gradients = self._step(self.layouts, with_head)
+        differences = [a - b for a, b in zip(unpadded_gradients, gradients, strict=True)]
         worst = torch.stack([(loss - expected).abs() / expected.abs(), _norm(differences) / _norm(gradients)]).max()
         tolerance = TOLERANCE.get(expected.dtype, HALF_TOLERANCE)
         if torch.is_autocast_enabled(expected.device.type):
@@ -198,8 +198,8 @@ class Unpadding:
                 some = _shortened(inputs, masks, is_left=side == "left")
 
                 def compute() -> Any:
-                    given = dict(some) if isinstance(some, Mapping) else some  # a loss may take some out
-                    return compute_loss(self._model, given, False, num_items)
+                    copied = dict(some) if isinstance(some, Mapping) else some  # a loss may take some out
+                    return compute_loss(self._model, copied, False, num_items)
 
                 with_head, reason = self._plan(compute, some, are_labels_pruned)
                 if reason != FLAT:  # otherwise the next batch is tried
@@ -284,10 +284,10 @@ def _shortened(inputs: Batch, masks: Sequence[torch.Tensor], *, is_left: bool) -
     return _replaced(inputs, shorter)
 
 
-def _replaced(inputs: Any, others: Mapping[int, torch.Tensor]) -> Any:
+def _replaced(inputs: Any, replacements: Mapping[int, torch.Tensor]) -> Any:
     """Return nested mappings and sequences with other tensors in place of some, by their identity."""
     if isinstance(inputs, Mapping):
-        return {key: _replaced(value, others) for key, value in inputs.items()}
+        return {key: _replaced(value, replacements) for key, value in inputs.items()}
     if isinstance(inputs, list | tuple):
-        return type(inputs)(_replaced(value, others) for value in inputs)
-    return others.get(id(inputs), inputs)
+        return type(inputs)(_replaced(value, replacements) for value in inputs)
+    return replacements.get(id(inputs), inputs)

@@ -180,9 +180,9 @@ def _value(node: Node, reduction: Node) -> Node | None:
     if is_nan is None:
         return None
     dims, *keep = reduction.args[1:] or ([],)
-    found = call(node, aten.amax.default, is_nan, dims if isinstance(dims, list | tuple) else [dims], *keep)
+    has_nan = call(node, aten.amax.default, is_nan, dims if isinstance(dims, list | tuple) else [dims], *keep)
     nan = call(node, aten.mul.Scalar, _copied(node), math.nan)
-    return call(node, aten.where.self, call(node, aten.gt.Scalar, found, 0), nan, _copied(node))
+    return call(node, aten.where.self, call(node, aten.gt.Scalar, has_nan, 0), nan, _copied(node))
 
 
 def _index(node: Node, reduction: Node) -> Node | None:
@@ -192,8 +192,8 @@ def _index(node: Node, reduction: Node) -> Node | None:
     options: tuple[Any, ...] = reduction.args[1:]
     first = call(node, aten.argmax.default, is_nan, *options)
     dims = () if not options or options[0] is None else (options[0],)
-    found = call(node, aten.amax.default, is_nan, list(dims), *options[1:])
-    return call(node, aten.where.self, call(node, aten.gt.Scalar, found, 0), first, _copied(node))
+    has_nan = call(node, aten.amax.default, is_nan, list(dims), *options[1:])
+    return call(node, aten.where.self, call(node, aten.gt.Scalar, has_nan, 0), first, _copied(node))
 
 
 def _nans(node: Node, reduction: Node) -> Node | None:
@@ -238,8 +238,8 @@ def empty_result(node: Node) -> Node | None:
 def indexes_nothing(node: Node) -> bool:
     """Return whether a node may have indices into an empty tensor: PyTorch raises, even if nobody reads the result."""
     result, *inputs = map(tensor_of, (node, *node.all_input_nodes))
-    given = [tensor for tensor in inputs if tensor is not None and tensor.dtype in (torch.int64, torch.int32)]
-    return is_empty(result) and not all(map(is_empty, given))
+    indices = [tensor for tensor in inputs if tensor is not None and tensor.dtype in (torch.int64, torch.int32)]
+    return is_empty(result) and not all(map(is_empty, indices))
 
 
 def concatenation_without_empty(node: Node) -> Node | None:

@@ -92,10 +92,10 @@ def label_gradient(node: Node) -> Node | None:
     if node.kwargs or len(node.all_input_nodes) != 2:
         return None
     gradient, product = node.all_input_nodes
-    found = _read_gradient(gradient)
-    if found is None or not is_call(product, aten.mul.Tensor) or len(product.all_input_nodes) != 2:
+    match = _read_gradient(gradient)
+    if match is None or not is_call(product, aten.mul.Tensor) or len(product.all_input_nodes) != 2:
         return None
-    scatter, row = found
+    scatter, row = match
     exponent, total = product.all_input_nodes
     dim = scatter.args[1]
     if not is_call(exponent, aten.exp.default) or not is_call(total, aten.sum.dim_IntList):
