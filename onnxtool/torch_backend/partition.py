@@ -100,14 +100,14 @@ MOST_HELD = 2**26
 
 
 @dataclass(frozen=True)
-class Stage:
+class GraphStage:
     """A partition and what PyTorch runs after it, both in graph order; either may be empty."""
 
     partition: tuple[Node, ...]
     eager: tuple[Node, ...]
 
 
-def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node] = ()) -> tuple[Stage, ...]:
+def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node] = ()) -> tuple[GraphStage, ...]:
     """Assign the calls in `graph` to stages, with as few partitions as the PyTorch nodes in `stay` allow.
 
     Nodes in `after` run when all stages are done. What stays in PyTorch runs as early as possible. Every other node may
@@ -134,7 +134,8 @@ def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node]
         elif node in chosen:
             partitions.setdefault(chosen[node], []).append(node)
     return tuple(
-        Stage(tuple(partitions.get(index, ())), tuple(eager.get(index, ()))) for index in sorted({*partitions, *eager})
+        GraphStage(tuple(partitions.get(index, ())), tuple(eager.get(index, ())))
+        for index in sorted({*partitions, *eager})
     )
 
 

@@ -17,7 +17,7 @@ from onnxtool.autodiff.rules.tensor import add_rows
 
 
 @dataclass(frozen=True)
-class Window:
+class KernelWindow:
     """The attributes of a kernel window, with one number per spatial axis.
 
     Attributes:
@@ -32,7 +32,7 @@ class Window:
     after: list[int]
 
     @classmethod
-    def of(cls, n: Backward, kernel: list[int]) -> Window:
+    def of(cls, n: Backward, kernel: list[int]) -> KernelWindow:
         """Read the window attributes of a node.
 
         Raises:
@@ -64,7 +64,7 @@ def _same_pads(n: Backward, auto: str, kernel: list[int], strides: list[int], di
     return [*before, *after]
 
 
-def _conv_transpose(n: Backward, dy: Tensor, kernel: Tensor, window: Window, x: Tensor, group: int) -> Tensor:
+def _conv_transpose(n: Backward, dy: Tensor, kernel: Tensor, window: KernelWindow, x: Tensor, group: int) -> Tensor:
     """Return the transposed convolution of `dy`, with the spatial sizes of `x`."""
     sizes = x.shape[2:] if x.shape is not None else ()
     strides, dilations = window.strides, window.dilations
@@ -82,7 +82,7 @@ def _conv_transpose(n: Backward, dy: Tensor, kernel: Tensor, window: Window, x: 
     return _conv_transpose_and_crop(n, dy, kernel, window, group)
 
 
-def _conv_transpose_and_crop(n: Backward, dy: Tensor, kernel: Tensor, window: Window, group: int = 1) -> Tensor:
+def _conv_transpose_and_crop(n: Backward, dy: Tensor, kernel: Tensor, window: KernelWindow, group: int = 1) -> Tensor:
     """Return the transposed convolution, cropped or padded at run time to the size of the input."""
     build, rank = n.build, len(window.kernel) + 2
     full = build.op("ConvTranspose", dy, kernel, strides=window.strides, dilations=window.dilations, group=group)
@@ -92,11 +92,11 @@ def _conv_transpose_and_crop(n: Backward, dy: Tensor, kernel: Tensor, window: Wi
 
 
 def _conv_input(n: Backward) -> Tensor:
-    window = Window.of(n, n.sizes(1, 2))
+    window = KernelWindow.of(n, n.sizes(1, 2))
     return _conv_transpose(n, n.dy, n.x(1), window, n.x(0), n.attribute("group", 1))
 
 
-def kernel_gradient(n: Backward, x: Tensor, dy: Tensor, window: Window) -> Tensor:
+def kernel_gradient(n: Backward, x: Tensor, dy: Tensor, window: KernelWindow) -> Tensor:
     """Convolve the input with the gradient: samples act as channels, and strides as dilations.
 
     Args:
@@ -127,8 +127,8 @@ def kernel_gradient(n: Backward, x: Tensor, dy: Tensor, window: Window) -> Tenso
     return result.transpose([1, 0, *further])
 
 
-def _transposed_window(n: Backward) -> Window:
-    window = Window.of(n, n.sizes(1, 2))
+def _transposed_window(n: Backward) -> KernelWindow:
+    window = KernelWindow.of(n, n.sizes(1, 2))
     if n.attribute("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in n.node.attributes:
         raise Refusal("its padding depends on the shape of the output")
     return window
@@ -158,7 +158,7 @@ def _max_pool(n: Backward) -> Tensor:
 def _average_pool(n: Backward) -> Tensor:
     """Distribute each gradient over its window; channels become samples, so one kernel serves all of them."""
     kernel = n.attribute("kernel_shape", [1])
-    window = Window.of(n, kernel)
+    window = KernelWindow.of(n, kernel)
     build, rank, dtype = n.build, len(kernel) + 2, n.dy.dtype
     size = n.x(0).size()
     zeros = build.zeros(build.concat([1, 1], size.slice(2, rank)), dtype)
@@ -183,7 +183,7 @@ def _average_pool(n: Backward) -> Tensor:
     return _conv_transpose(n, single, ones, window, zeros, 1).reshape(size)
 
 
-def _counts_over_end(n: Backward, ones: Tensor, kernel: Tensor, window: Window, *, include: bool) -> Tensor:
+def _counts_over_end(n: Backward, ones: Tensor, kernel: Tensor, window: KernelWindow, *, include: bool) -> Tensor:
     """Return the number of elements in each average if windows may extend past the end (ceil_mode).
 
     Elements beyond the padding never count; see PyTorch's AvgPool2d.
@@ -281,7 +281,9 @@ def _matrix(n: Backward, axis: int, place: int, bounds: Tensor | None) -> Tensor
 
 CONV: dict[str, Rule] = {
     "AveragePool": rule(_average_pool),
-    "Conv": rule(_conv_input, lambda n: kernel_gradient(n, n.x(0), n.dy, Window.of(n, n.sizes(1, 2))), bias_gradient),
+    "Conv": rule(
+        _conv_input, lambda n: kernel_gradient(n, n.x(0), n.dy, KernelWindow.of(n, n.sizes(1, 2))), bias_gradient
+    ),
     "ConvTranspose": rule(_conv_transpose_input, _conv_transpose_kernel, bias_gradient),
     "GlobalAveragePool": rule(_global_average_pool),
     "GlobalMaxPool": rule(_global_max_pool),

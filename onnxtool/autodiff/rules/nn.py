@@ -353,7 +353,7 @@ NN: dict[str, Rule] = {
 
 
 @dataclass(frozen=True)
-class Labels:
+class ClassLabels:
     """The labels of a loss.
 
     Attributes:
@@ -367,7 +367,7 @@ class Labels:
     count: Tensor
 
     @classmethod
-    def of(cls, n: Backward) -> Labels:
+    def of(cls, n: Backward) -> ClassLabels:
         """Read the labels from the inputs and attributes of the loss."""
         build, dtype = n.build, n.x(0).dtype
         labels = build.op("Unsqueeze", n.x(1), build.axes([1]))
@@ -392,11 +392,11 @@ _NO_CLASS = 2**31 - 1  # fits int32 and int64 labels
 
 def _gradient(n: Backward) -> Tensor:
     """Return `(softmax(x) - one_hot(label)) * slope`, where slope is the gradient with respect to a sample's loss."""
-    labels = Labels.of(n)
+    labels = ClassLabels.of(n)
     return _error(n, labels) * _slope(n, labels)
 
 
-def _error(n: Backward, labels: Labels) -> Tensor:
+def _error(n: Backward, labels: ClassLabels) -> Tensor:
     """Return `softmax(x) - one_hot(label)`, [N, C, D*].
 
     If the loss is computed from the probabilities, the label's probability is the exponential of the negative sample
@@ -412,7 +412,7 @@ def _error(n: Backward, labels: Labels) -> Tensor:
     return build.op("ScatterElements", probability, labels.classes, minus_one, axis=1, reduction="add")
 
 
-def _slope(n: Backward, labels: Labels) -> Tensor:
+def _slope(n: Backward, labels: ClassLabels) -> Tensor:
     """Return the gradient of the loss with respect to each sample's loss, a scalar or [N, 1, D*]."""
     reduction = n.attribute("reduction", "mean")
     slope = n.dy
@@ -430,7 +430,7 @@ def _is_flat(n: Backward) -> bool:
     return shape is not None and len(shape) == 2
 
 
-def _losses(n: Backward, labels: Labels) -> Tensor:
+def _losses(n: Backward, labels: ClassLabels) -> Tensor:
     """Return the loss of each sample, [N, 1], for logits [N, C].
 
     The largest probability is 1 over the sum of the exponentials, so its logarithm is the largest LogSoftmax. This way,
@@ -451,7 +451,7 @@ def _forward(n: Backward) -> tuple[Tensor, ...]:
     """
     if not _is_flat(n):
         return ()
-    build, labels = n.build, Labels.of(n)
+    build, labels = n.build, ClassLabels.of(n)
     each = _losses(n, labels)
     if labels.weight is not None:
         each = each * labels.weight

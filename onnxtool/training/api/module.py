@@ -19,7 +19,7 @@ from onnxtool.errors import ArtifactError, InputError
 from onnxtool.model_file import ModelFile, save_model, staged
 from onnxtool.model_file.weights import load_model
 from onnxtool.options import checked
-from onnxtool.training.api.session import BoundSession, Buffer, Device, Layout, allocate
+from onnxtool.training.api.session import BoundSession, Buffer, BufferLayout, Device, allocate
 from onnxtool.training.api.state import CheckpointState
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
 
@@ -72,7 +72,7 @@ class Module:
         trained = [name for name in self._train.input_names if buffer_name(name) in self._train.input_names]
         trained = [name for name in trained if name not in self._inputs]
         self._check(trained)
-        layout = Layout({name: self._shape(name) for name in trained}, self.device)
+        layout = BufferLayout({name: self._shape(name) for name in trained}, self.device)
         self.values, self.gradients = Buffer(layout, self.device), Buffer(layout, self.device)
         self.moment_buffers: dict[str, Buffer] = {}
         self._frozen = {name: self._frozen_value(name) for name in state.checkpoint.frozen}

@@ -54,7 +54,7 @@ class Device:
         return cls(resolve_provider(kind), int(number or 0))
 
 
-class Layout:
+class BufferLayout:
     """The positions of tensors in a buffer of blocks, float32 [K, S].
 
     Attributes:
@@ -84,7 +84,7 @@ class Layout:
 class Buffer:
     """A zero-initialized device buffer with a layout."""
 
-    def __init__(self, layout: Layout, device: Device) -> None:
+    def __init__(self, layout: BufferLayout, device: Device) -> None:
         self.layout = layout
         self.device = device
         self.value = allocate(layout.blocks, device)

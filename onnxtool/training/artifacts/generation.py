@@ -42,7 +42,7 @@ from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints import Checkpoint
 from onnxtool.training.checkpoints.checkpoint import write_checkpoint
-from onnxtool.training.graphs.merged import Parameters
+from onnxtool.training.graphs.merged import FileParameters
 from onnxtool.training.graphs.parameters import (
     FLOATS,
     join_tied,
@@ -184,7 +184,7 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     model, path = _load(options.model)
     _check_model(model)
     data = "" if path is None else str(path.parent)
-    parameters = Parameters.of(model, data) if options.parameters is None else None
+    parameters = FileParameters.of(model, data) if options.parameters is None else None
     tied = join_tied(model, data, options.parameters)
     options = replace(options, aliases={**options.aliases, **tied})
     if parameters is not None:
@@ -238,7 +238,7 @@ def _doubts(
     model: onnx.ModelProto,
     options: ArtifactOptions,
     left: Sequence[str],
-    parameters: Parameters | None,
+    parameters: FileParameters | None,
 ) -> list[str]:
     """List possible mistakes, such as single numbers that are `left` out.
 

@@ -46,7 +46,7 @@ _Reads = list[tuple[onnx.NodeProto, int]]
 
 
 @dataclass
-class Parameters:
+class FileParameters:
     """The parameters of a file.
 
     Attributes:
@@ -66,7 +66,7 @@ class Parameters:
     doubts: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: onnx.ModelProto, folder: str) -> Parameters:
+    def of(cls, model: onnx.ModelProto, folder: str) -> FileParameters:
         """Give each module of `model` its own initializers, and mark the padding of embeddings; in place."""
         parameters = cls(model, folder)
         parameters._mark_padding()

@@ -178,7 +178,7 @@ def take_out_row_factors(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
     """Move row factors out of a product where all its readers allow it; return replacements of the readers' outputs."""
     build = Builder(graph)
     replaced: dict[ir.Node, list[Tensor]] = {}
-    for product in [candidate for node in graph if (candidate := _Product.of(node)) is not None]:
+    for product in [candidate for node in graph if (candidate := _ScaledGradient.of(node)) is not None]:
         if not product.readers or not product.readers.keys().isdisjoint(replaced):
             continue
         for reader, place in product.readers.items():
@@ -188,7 +188,7 @@ def take_out_row_factors(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
 
 
 @dataclass(frozen=True)
-class _Product:
+class _ScaledGradient:
     """A gradient [R, C] times a factor.
 
     Attributes:
@@ -204,7 +204,7 @@ class _Product:
     readers: dict[ir.Node, int]
 
     @classmethod
-    def of(cls, node: ir.Node) -> _Product | None:
+    def of(cls, node: ir.Node) -> _ScaledGradient | None:
         """Recognize a gradient node; None for any other node."""
         if node.op_type != "Mul" or not str(node.name).startswith("gradient/"):
             return None

@@ -118,7 +118,7 @@ _SEED = 0
 _LABELED_SHARE = 0.5
 
 
-class Plan(NamedTuple):
+class PruningPlan(NamedTuple):
     """A way to prune rows.
 
     Attributes:
@@ -130,7 +130,7 @@ class Plan(NamedTuple):
     module: torch.nn.Module
 
 
-class _Step(NamedTuple):
+class _HeadStep(NamedTuple):
     """A loss, float [], and its gradient with respect to the logits, [R, C]."""
 
     loss: torch.Tensor
@@ -169,9 +169,9 @@ class LabelSparsity:
         self._reason = NOT_ALLOWED if not allowed else NO_HEAD if self._head is None else ""
         modules = modules_around(self._head, without_adapters(model)) if self._head is not None else []
         likely = predicts_next(model)
-        self._candidates = [Plan(shifts, module) for module in modules for shifts in (likely, not likely)]
+        self._candidates = [PruningPlan(shifts, module) for module in modules for shifts in (likely, not likely)]
         self.selection = RowSelection(modules)
-        self._plans: dict[tuple[object, ...], Plan | str] = {}
+        self._plans: dict[tuple[object, ...], PruningPlan | str] = {}
         self.report = RowReport("label sparsity", "through the output head")
 
     def prune(
@@ -208,7 +208,7 @@ class LabelSparsity:
         num_ignored = int((labels == IGNORE_INDEX).sum())
         return DENSE if num_ignored < (1 - _DENSE_SHARE) * labels.numel() else ""
 
-    def _plan(self, compute: Compute, inputs: Mapping[str, Any], is_mean: bool) -> Plan | str:
+    def _plan(self, compute: Compute, inputs: Mapping[str, Any], is_mean: bool) -> PruningPlan | str:
         """Return how to prune, or why all rows go through the head."""
         key = (self._model.training, is_mean, kind_of(inputs))
         if key not in self._plans:
@@ -217,7 +217,7 @@ class LabelSparsity:
                 _LOGGER.warning("all rows go through the output head: %s", plan)
         return self._plans[key]
 
-    def _checked(self, compute: Compute, inputs: Mapping[str, Any]) -> Plan | str:
+    def _checked(self, compute: Compute, inputs: Mapping[str, Any]) -> PruningPlan | str:
         """Return the first plan that changes neither the loss nor its gradients, or the reason why the best one does.
 
         The labels are random, half of them ignored, because the batch's labels may all be the same. All runs draw the
@@ -253,7 +253,9 @@ class LabelSparsity:
         is_labeled = torch.rand(labels.shape, generator=generator) < _LABELED_SHARE
         return torch.where(is_labeled, classes, IGNORE_INDEX).to(labels)
 
-    def _require_equal(self, plan: Plan, expected: _Step, compute: Compute, inputs: Mapping[str, Any]) -> None:
+    def _require_equal(
+        self, plan: PruningPlan, expected: _HeadStep, compute: Compute, inputs: Mapping[str, Any]
+    ) -> None:
         """Raise if pruning by `plan` changes the loss or gradients from `expected`."""
         try:
             selected, rows = labeled_rows(self._model, inputs, plan.shifts)
@@ -281,7 +283,7 @@ class LabelSparsity:
         if not worst <= tolerance:
             raise RefusalError(f"the loss of fewer rows differs by {float(worst):.2g} (tolerance {tolerance:g})")
 
-    def _step(self, compute: Compute, inputs: Mapping[str, Any]) -> _Step:
+    def _step(self, compute: Compute, inputs: Mapping[str, Any]) -> _HeadStep:
         """Compute the loss, and its gradient as far as the logits, which the head's output is detached for."""
         assert self._head is not None  # noqa: S101  as above
         logits: list[torch.Tensor] = []
@@ -302,4 +304,4 @@ class LabelSparsity:
             raise RefusalError(f"the loss of random labels fails: {first_line(error)}") from error
         finally:
             handle.remove()
-        return _Step(loss.detach(), gradient.flatten(0, -2))
+        return _HeadStep(loss.detach(), gradient.flatten(0, -2))

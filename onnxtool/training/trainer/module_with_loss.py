@@ -31,7 +31,7 @@ from onnxtool.training.trainer.losses import (
 )
 from onnxtool.training.trainer.packed_documents import PackedDocuments
 from onnxtool.training.trainer.step_choice import PLACEMENTS, StepChoice
-from onnxtool.training.trainer.unpadded_layers import Layout, enter, leave
+from onnxtool.training.trainer.unpadded_layers import RowLayout, enter, leave
 from onnxtool.training.trainer.unpadding import Unpadding
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class _Step(NamedTuple):
     num_items: torch.Tensor | None
     rows: torch.Tensor | None = None
     labels: torch.Tensor | None = None
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[RowLayout, ...] = ()
     with_head: bool = False
 
 

@@ -22,7 +22,7 @@ _MILLISECONDS = 1e3
 
 
 @dataclass
-class _Step:
+class _TimedStep:
     """A step under way: where it runs, its time so far, and the size of its inputs."""
 
     in_onnxruntime: bool
@@ -62,16 +62,16 @@ class StepChoice:
             return self.times.in_onnxruntime
         return not self.is_on or self._num_steps[True] <= self._num_steps[False]
 
-    def begin(self, inputs: Any, num_graphs: int) -> _Step | None:
+    def begin(self, inputs: Any, num_graphs: int) -> _TimedStep | None:
         """Return the step that begins; None if it is not measured, which is so in several processes."""
         if torch.are_deterministic_algorithms_enabled() or torch.distributed.is_initialized():
             self.is_on = False  # timings are not reproducible, and ranks could disagree
         if not self.is_on or self.times is not None or not torch.is_grad_enabled():
             return None
         size = sum(leaf.numel() for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
-        return _Step(self.in_onnxruntime, num_graphs, size, -time.perf_counter())
+        return _TimedStep(self.in_onnxruntime, num_graphs, size, -time.perf_counter())
 
-    def forward_ended(self, step: _Step, loss: torch.Tensor, count_graphs: Any) -> None:
+    def forward_ended(self, step: _TimedStep, loss: torch.Tensor, count_graphs: Any) -> None:
         """Wait for the backward pass, and count the step when it is through.
 
         Args:
@@ -92,7 +92,7 @@ class StepChoice:
 
         loss.register_hook(begun)
 
-    def _count(self, step: _Step, *, compiled: bool) -> None:
+    def _count(self, step: _TimedStep, *, compiled: bool) -> None:
         way = step.in_onnxruntime
         if self.times is not None or compiled:
             return

@@ -24,7 +24,7 @@ _PADDED = "sdpa"
 _SEED = 0
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """The places of the rows of a padded batch.
 
     Attributes:
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
     places: torch.Tensor
 
     @classmethod
-    def of(cls, ids: torch.Tensor, mask: torch.Tensor) -> Layout:
+    def of(cls, ids: torch.Tensor, mask: torch.Tensor) -> RowLayout:
         """Return the layout of a batch with these tokens and this mask."""
         is_token = mask != 0
         rows = is_token.reshape(-1).nonzero().view(-1)
@@ -83,13 +83,13 @@ def _gathered(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return functional.pad(rows, (0, 0, 0, 1)).index_select(0, places.reshape(-1))
 
 
-def padded(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
+def padded(hidden: torch.Tensor, layout: RowLayout) -> torch.Tensor:
     """Return `hidden` [1, N, ...] as [B, S, ...], with zeros for padding."""
     rows: torch.Tensor = _Pad.apply(hidden.reshape(hidden.shape[1], -1), layout.rows, layout.places)
     return rows.reshape(*layout.mask.shape, *hidden.shape[2:])
 
 
-def unpadded(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
+def unpadded(hidden: torch.Tensor, layout: RowLayout) -> torch.Tensor:
     """Return the rows of tokens of `hidden` [B, S, ...], or [1, S, ...] for all sequences, as [1, N, ...]."""
     whole = hidden.expand(layout.mask.shape[0], *hidden.shape[1:])
     flat = whole.reshape(layout.mask.numel(), -1)
@@ -104,7 +104,7 @@ def attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    unpadding: Layout,
+    unpadding: RowLayout,
     **named: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention of rows without padding as transformers' function for `sdpa` computes it with padding.
@@ -128,16 +128,16 @@ def attention(
     return unpadded(output, unpadding), None
 
 
-class _Step:
+class _CurrentStep:
     """The layouts of the batches of a step; none if it is padded.
 
     It is no attribute of a hook, because TorchDynamo takes the sizes of what it finds in modules for fixed ones.
     """
 
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[RowLayout, ...] = ()
 
 
-_STEP = _Step()
+_STEP = _CurrentStep()
 
 
 class Region:
@@ -168,7 +168,7 @@ class Region:
         self.has_noise = False
         self.was_used = False
         self._is_on = False  # a model may have the hooks of an earlier wrapper, which are no part of the step
-        self._layout: Layout | None = None
+        self._layout: RowLayout | None = None
         self._is_inside = False
         configs = {
             id(config): config for config in (getattr(part, "config", None) for part in base.modules()) if config
@@ -285,7 +285,7 @@ class Region:
         layout = self._layout
         return None if layout is None or self.end is not head else self._restored(output, layout)
 
-    def _restored(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def _restored(self, value: torch.Tensor, layout: RowLayout) -> torch.Tensor:
         """Return the region's result [1, N, ...] with its padding."""
         self.leave()
         return _with_noise(value, layout) if self.has_noise else padded(value, layout)
@@ -298,13 +298,13 @@ class Region:
         layout = self._layout_of_dropout(module, args)
         return None if layout is None else unpadded(output, layout)
 
-    def _layout_of_dropout(self, module: Any, args: tuple[torch.Tensor, ...]) -> Layout | None:
+    def _layout_of_dropout(self, module: Any, args: tuple[torch.Tensor, ...]) -> RowLayout | None:
         """Return the layout where dropout has to draw numbers for padding as well, as it does without this."""
         draws = self._is_inside and module.training and module.p > 0 and args[0].dim() == 3
         return self._layout if draws else None
 
 
-def _with_noise(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
+def _with_noise(hidden: torch.Tensor, layout: RowLayout) -> torch.Tensor:
     """Return `hidden` [B, S, ...] with large random numbers in the rows of padding."""
     generator = torch.Generator().manual_seed(_SEED)
     noise = torch.randn(hidden.shape, generator=generator).to(hidden) * hidden.detach().abs().max()
@@ -312,7 +312,7 @@ def _with_noise(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
     return torch.where(is_token, hidden, noise)
 
 
-def enter(regions: Iterable[Region], layouts: tuple[Layout, ...], with_head: bool) -> None:
+def enter(regions: Iterable[Region], layouts: tuple[RowLayout, ...], with_head: bool) -> None:
     """Begin a step whose batches have these layouts, see `leave`."""
     _STEP.layouts = layouts
     for region in regions:

@@ -26,7 +26,7 @@ from onnxtool.training.trainer.fewer_rows import (
     state_restored,
 )
 from onnxtool.training.trainer.losses import Batch, ComputeLoss
-from onnxtool.training.trainer.unpadded_layers import Layout, Region, enter, leave
+from onnxtool.training.trainer.unpadded_layers import Region, RowLayout, enter, leave
 
 NOT_ALLOWED = "unpadding is off"
 NO_LAYERS = "the model is not one stack of transformers' layers whose attention is sdpa"
@@ -66,7 +66,7 @@ class UnpaddingCheck:
     model: torch.nn.Module
     compute: Callable[[], Any]
     regions: Sequence[Region]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[RowLayout, ...]
 
     def reason_against(self, with_head: bool) -> str:
         """Return why the rows of padding must stay, or an empty string.
@@ -99,7 +99,7 @@ class UnpaddingCheck:
         if not worst <= tolerance:
             raise RefusalError(f"the loss without padding differs by {float(worst):.2g} (tolerance {tolerance:g})")
 
-    def _loss(self, layouts: tuple[Layout, ...], with_head: bool, has_noise: bool = False) -> torch.Tensor:
+    def _loss(self, layouts: tuple[RowLayout, ...], with_head: bool, has_noise: bool = False) -> torch.Tensor:
         torch.manual_seed(_SEED)
         enter(self.regions, layouts, with_head)
         for region in self.regions:
@@ -114,7 +114,7 @@ class UnpaddingCheck:
             leave(self.regions)
         return loss
 
-    def _step(self, layouts: tuple[Layout, ...], with_head: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _step(self, layouts: tuple[RowLayout, ...], with_head: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the loss, and its gradients with respect to the trained parameters."""
         loss = self._loss(layouts, with_head)
         if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
@@ -165,7 +165,7 @@ class Unpadding:
         return_outputs: bool,
         num_items: torch.Tensor | None,
         are_labels_pruned: bool,
-    ) -> tuple[tuple[Layout, ...], bool]:
+    ) -> tuple[tuple[RowLayout, ...], bool]:
         """Return the layouts of a batch, none if all rows are computed; and whether the head leaves rows out as well.
 
         Args:
@@ -205,7 +205,7 @@ class Unpadding:
                 if reason != FLAT:  # otherwise the next batch is tried
                     plans[side] = with_head, reason
         self._batch = num_rows, num_tokens, reason
-        return (() if reason else tuple(Layout.of(*text) for text in texts)), with_head
+        return (() if reason else tuple(RowLayout.of(*text) for text in texts)), with_head
 
     def _reason_for_all(self, inputs: Batch, masks: list[torch.Tensor], return_outputs: bool) -> str:
         """Return why all rows are computed regardless of their number and the check, or an empty string."""
@@ -223,7 +223,7 @@ class Unpadding:
 
     def _plan(self, compute: Callable[[], Any], inputs: Batch, are_labels_pruned: bool) -> tuple[bool, str]:
         """Return whether the head leaves rows out as well, and why none may be left out, or an empty string."""
-        layouts = tuple(Layout.of(*text) for text in _texts(inputs))
+        layouts = tuple(RowLayout.of(*text) for text in _texts(inputs))
         check = UnpaddingCheck(self._model, compute, self.regions, layouts)
         reason = ""
         has_head = not are_labels_pruned and any(len(region.ends) > 1 for region in self.regions)

@@ -15,7 +15,7 @@ from onnxtool.training import ModuleWithLoss
 from onnxtool.training.trainer import unpadding
 from onnxtool.training.trainer.fewer_rows import INFERENCE, OUTPUTS
 from onnxtool.training.trainer.losses import ModelLoss
-from onnxtool.training.trainer.unpadded_layers import Layout, enter, leave, padded, unpadded
+from onnxtool.training.trainer.unpadded_layers import RowLayout, enter, leave, padded, unpadded
 from onnxtool.training.trainer.unpadding import Unpadding
 from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here
 from tests.training.trainer.language_models import (
@@ -56,7 +56,7 @@ def unpadded_loss(model: torch.nn.Module, rows: Unpadding, batch: Batch, compute
         rows.count_batch()
 
 
-def layouts_of(rows: Unpadding, batch: Batch, loss: Any, return_outputs: bool = False) -> tuple[Layout, ...]:
+def layouts_of(rows: Unpadding, batch: Batch, loss: Any, return_outputs: bool = False) -> tuple[RowLayout, ...]:
     """The layouts of a batch that is counted, and computed by nobody."""
     layouts, _ = rows.layouts(loss, batch, return_outputs, None, False)
     rows.count_batch()
@@ -407,7 +407,7 @@ def test_hooks_of_an_earlier_wrapper_are_no_part_of_the_step() -> None:
 def test_rows_go_out_and_come_back(is_left: bool) -> None:
     """Padding comes back as zeros, and gets no gradient."""
     batch = ragged(is_left=is_left)
-    layout = Layout.of(batch["input_ids"], batch["attention_mask"])
+    layout = RowLayout.of(batch["input_ids"], batch["attention_mask"])
     states = torch.randn(3, 12, 2, 4, dtype=torch.float64, requires_grad=True)
     rows = unpadded(states, layout)
     assert torch.equal(rows[0], states[layout.mask != 0])

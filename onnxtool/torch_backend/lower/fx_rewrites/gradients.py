@@ -149,7 +149,7 @@ _ZEROS = (aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default)
 
 
 @dataclass(frozen=True)
-class _Written:
+class _SliceWrite:
     """Values written into zeros, from `start` up to `end` of a dimension of `size`."""
 
     values: Node
@@ -187,7 +187,7 @@ def joined_slices(node: Node) -> Node | None:
     return call(node, aten.cat.default, [low.values, high.values], low.dim)
 
 
-def _written(node: object) -> _Written | None:
+def _written(node: object) -> _SliceWrite | None:
     """Parse a write of a slice into zeros; its sizes must be known, and its step must be 1."""
     tensor = tensor_of(node)
     if not isinstance(node, torch.fx.Node) or tensor is None or node.kwargs:
@@ -205,10 +205,10 @@ def _written(node: object) -> _Written | None:
     if not all(isinstance(number, int) for number in (size, start or 0, size if end is None else end)):
         return None
     first, last, _ = slice(start, end).indices(size)
-    return _Written(values, dim % tensor.dim(), first, last, size) if first < last else None
+    return _SliceWrite(values, dim % tensor.dim(), first, last, size) if first < last else None
 
 
-def _read_padding(node: Node, tensor: torch.Tensor) -> _Written | None:
+def _read_padding(node: Node, tensor: torch.Tensor) -> _SliceWrite | None:
     """Parse the result of `padded_slice`."""
     values, pads, *fill = node.args
     if (
@@ -223,4 +223,4 @@ def _read_padding(node: Node, tensor: torch.Tensor) -> _Written | None:
         return None
     dim = tensor.dim() - len(pads) // 2
     size = tensor.shape[dim]
-    return _Written(values, dim, before, size - after, size) if isinstance(size, int) else None
+    return _SliceWrite(values, dim, before, size - after, size) if isinstance(size, int) else None
