@@ -50,8 +50,7 @@ from onnxtool.training.graphs.parameters import (
     select_parameters,
     single_numbers,
 )
-from onnxtool.training.onnxblock.block import output_names
-from onnxtool.training.onnxblock.training import checkpoint_of
+from onnxtool.training.onnxblock.block import checkpoint_of, output_names
 from onnxtool.training.options import LossType, OptimType, TrainingTarget
 
 MAX_MODEL_BYTES = 2**31 - 2**20

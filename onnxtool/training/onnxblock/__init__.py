@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from onnxtool.training.onnxblock import blocks, loss, optim
-from onnxtool.training.onnxblock.block import Block, ForwardBlock, base, custom_op_library, empty_base
-from onnxtool.training.onnxblock.training import TrainingBlock, load_checkpoint_to_model, save_checkpoint
+from onnxtool.training.onnxblock.block import (
+    Block,
+    ForwardBlock,
+    TrainingBlock,
+    base,
+    custom_op_library,
+    empty_base,
+    load_checkpoint_to_model,
+    save_checkpoint,
+)
 
 __all__ = [
     "Block",

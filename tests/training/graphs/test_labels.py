@@ -14,8 +14,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnxtool.errors import InputError
 from onnxtool.training import artifacts, onnxblock
+from onnxtool.training.onnxblock.block import TrainingBlock
 from onnxtool.training.onnxblock.loss import CrossEntropyLoss
-from onnxtool.training.onnxblock.training import TrainingBlock
 from tests.training.small_models import load, make, perceptron
 
 CLASSES = 3
