@@ -97,7 +97,7 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
 def _proof_blocks(proof: ArtifactVerification | None) -> list[Block]:
     """Describe how far three training steps from the written files differ from PyTorch."""
     if proof is None:
-        needs = "pass --model_name or a file of at most 8 MB, with a --loss and without --no_verify"
+        needs = "pass --model_name or a float file of at most 2 GB, with a --loss and without --no_verify"
         return [Note(f"loss and gradients were not verified: {needs}")]
     facts = [
         ("Verified against", f"{proof.reference}, three steps from the written files"),

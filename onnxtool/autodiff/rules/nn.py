@@ -269,7 +269,7 @@ def _einsum_terms(n: Backward) -> tuple[list[str], str]:
 
 
 def _einsum(n: Backward) -> Tensor:
-    """Multiply the gradient by the other inputs, and sum what is not in this one.
+    """Multiply the gradient by the other inputs, and sum over axes that this one lacks.
 
     An axis may have size 1 in one input and not in another. Of a letter that occurs twice, only the diagonal is read.
     """

@@ -12,7 +12,7 @@ T = TypeVar("T")
 def attempted(rewrite: Callable[..., T], *arguments: Any) -> T | None:
     """Return what `rewrite` returns; if it raises, warn and return None.
 
-    It must look before it changes anything else than new nodes, which nobody reads yet and which are removed later.
+    Before it has decided, it may only add nodes: unread ones are removed later.
     """
     try:
         return rewrite(*arguments)

@@ -66,7 +66,7 @@ def _numbers_of_modes(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
 
 
 def _result(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the node with the maxima, if `node` takes maxima over dimensions whose positions nobody reads."""
+    """Return the node with the maxima, if `node` takes maxima over dimensions whose positions are not read."""
     has_dimension = "dim" in node.kwargs or (len(node.args) > 1 and not isinstance(node.args[1], torch.fx.Node))
     if not has_dimension or not node.args or not isinstance(node.args[0], torch.fx.Node):
         return None

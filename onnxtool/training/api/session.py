@@ -297,7 +297,7 @@ class BoundSession:
             raise InputError(
                 f"the input {name} of {self.path} has the index {ids[is_wrong][0]}, and its table has {rows} rows, "
                 f"from 0 to {rows - 1}",
-                "pass only ids of the table; what is to be ignored belongs into the labels",
+                "pass only ids of the table; tokens to ignore are marked in the labels",
             )
 
     def _check_labels(self, name: str, labels: NDArray[Any]) -> None:

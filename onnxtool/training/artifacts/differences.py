@@ -77,7 +77,7 @@ def verify_file(
     try:
         case = _case(input_cases(opened), opened.size_bytes)
         logits = torch.from_numpy(open_session(opened, provider="cpu").run(case.feeds)[setting.output])
-    except (InputError, SessionError):  # what is made up does not fit the file
+    except (InputError, SessionError):  # the generated inputs do not fit the file
         return None
     labels = draw_labels(logits, setting)
     written = WrittenModels(folder, prefix, training, case.feeds, optimizer)
@@ -88,14 +88,16 @@ def verify_file(
         inputs = {name: _widened(written.feeds.get(name, labels.numpy())) for name in names}
         losses, gradients = written.step(labels.numpy())
         try:
-            wanted = exact(inputs)
+            exact_loss = exact(inputs)
         except Exception:  # noqa: BLE001 - neither onnxruntime nor onnx.reference has a class for it
             return None
-        errors = _errors(exact, inputs, gradients, wanted, most)
+        errors = _errors(exact, inputs, gradients, exact_loss, most)
         most = _LEAST_DIRECTIONS
         _, update_error = written.update(gradients)
         reference = f"differences of {opened.path.name} in float64"
-        results.append(compared(reference, losses, (wanted, losses[1] if results else expected), errors, update_error))
+        results.append(
+            compared(reference, losses, (exact_loss, losses[1] if results else expected), errors, update_error)
+        )
     return worst_of(results)
 
 
@@ -149,7 +151,7 @@ def _errors(
             error = min(error, abs(expected - closer)) - abs(2 * jump - change)  # a curve's change is half as large
         error = max(error, 0.0) / least
         errors |= dict.fromkeys(group, error)
-        if error > TOLERANCE and len(group) > 1:  # whose is it?
+        if error > TOLERANCE and len(group) > 1:  # find the one with the error
             groups += [group[: len(group) // 2], group[len(group) // 2 :]]
     return errors
 

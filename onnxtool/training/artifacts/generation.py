@@ -192,14 +192,14 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     selection = select_parameters(
         model, options.requires_grad, options.frozen_params, options.parameters, options.aliases
     )
-    left = [] if parameters is None else single_numbers(model, selection, parameters.others)
+    numbers = [] if parameters is None else single_numbers(model, selection, parameters.others)
     stopwatch.lap("read")
     tell("differentiating")
     block = _Training(loss, options)
     with onnxblock.base(model, path):
         block.select(selection)
         block(*_loss_inputs(options, model))
-    doubts = _doubts(block, model, options, left, parameters)
+    doubts = _doubts(block, model, options, numbers, parameters)
     notes = [f"{head} and {table} are equal, and trained as one tensor" for head, table in tied.items()]
     notes += [*([] if parameters is None else parameters.notes_on(selection)), *doubts]
     models = dict(zip(_MODELS, block.to_model_proto(), strict=False))
@@ -236,16 +236,16 @@ def _doubts(
     block: _Training,
     model: onnx.ModelProto,
     options: ArtifactOptions,
-    left: Sequence[str],
+    numbers: Sequence[str],
     parameters: FileParameters | None,
 ) -> list[str]:
-    """List possible mistakes, such as single numbers that are `left` out.
+    """List possible mistakes, such as single `numbers` that are not trained.
 
     Raises:
         ArtifactError: there is one, or a parameter stays constant, and `require_all` is set.
     """
     takes_logits = isinstance(block.loss, onnxblock.loss.CrossEntropyLoss | onnxblock.loss.BCEWithLogitsLoss)
-    doubts = list(doubtful(block, left, _loss_inputs(options, model) if takes_logits else ()))
+    doubts = list(doubtful(block, numbers, _loss_inputs(options, model) if takes_logits else ()))
     if parameters is not None:
         doubts += parameters.doubts_on(block.selection)
     if options.require_all:
@@ -370,7 +370,7 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
 def _with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace Constant nodes, where some exporters keep weights, with initializers that can be trained.
 
-    PyTorch's exporters keep weights in initializers, and in Constant nodes what is no parameter.
+    PyTorch's exporters keep weights in initializers, and other constants in Constant nodes.
     """
     nodes, weights = model.graph.node, list[onnx.TensorProto]()
     if model.producer_name == "pytorch" and any(tensor.data_type in FLOATS for tensor in model.graph.initializer):

@@ -414,16 +414,16 @@ class Updates:
         if self._setting.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_([self._tensor], self._setting.max_grad_norm)
         self._update()
-        wanted, changes = self._tensor.numpy(), (self._tensor - before).numpy()
+        expected, changes = self._tensor.numpy(), (self._tensor - before).numpy()
         error = 0.0
         if self._session is not None:
             self._feeds |= {GRADIENTS: flat[None], STEP: self._feeds[STEP] + 1}
             updates = self._session.run({name: self._feeds[name] for name in self._session.input_names})
             self._feeds |= {name.removesuffix("_out"): array for name, array in updates.items()}
-            rounding = 2.0**-22 * np.abs(wanted)
-            beyond = np.maximum(np.abs(updates[updated_name(PARAMETERS)][0] - wanted) - rounding, 0)
+            rounding = 2.0**-22 * np.abs(expected)
+            beyond = np.maximum(np.abs(updates[updated_name(PARAMETERS)][0] - expected) - rounding, 0)
             error = _largest(beyond, changes, SMALL * float(np.abs(changes).max()))
-        self._feeds[PARAMETERS] = wanted.astype(np.float32)[None]
+        self._feeds[PARAMETERS] = expected.astype(np.float32)[None]
         sizes = [int(np.prod(shape)) for shape in self._shapes.values()]
         parts = np.split(self._feeds[PARAMETERS][0], np.cumsum(sizes)[:-1])
         return {

@@ -82,7 +82,7 @@ class PackedDocuments:
         if "attention_mask" in inputs:
             return "leave attention_mask out of the batch: with one, models do not read boundaries from position_ids"
         if "position_ids" not in inputs:
-            return "let the collator give position_ids, which begin anew in each document"
+            return "let the collator give position_ids, which restart in each document"
         if predicts_next(self._model) and getattr(getattr(self._model, "config", None), "use_cache", False):
             return "set model.config.use_cache = False: with a cache, models do not read boundaries from position_ids"
         return "this model does not read boundaries from position_ids: train without packing, with a collator that pads"

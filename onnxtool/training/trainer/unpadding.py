@@ -285,7 +285,7 @@ def _shortened(inputs: Batch, masks: Sequence[torch.Tensor], *, is_left: bool) -
 
 
 def _replaced(inputs: Any, replacements: Mapping[int, torch.Tensor]) -> Any:
-    """Return nested mappings and sequences with other tensors in place of some, by their identity."""
+    """Replace tensors in nested mappings and sequences, by their identity."""
     if isinstance(inputs, Mapping):
         return {key: _replaced(value, replacements) for key, value in inputs.items()}
     if isinstance(inputs, list | tuple):

@@ -72,7 +72,7 @@ def without_positions(_batch: Example) -> Example:
     ("make", "change", "way_out"),
     [
         (without_cache, with_mask, "leave attention_mask out"),
-        (without_cache, without_positions, "position_ids, which begin anew"),
+        (without_cache, without_positions, "position_ids, which restart"),
         (decoder, dict, "use_cache = False"),
         (masked_model, dict, "train without packing"),
     ],

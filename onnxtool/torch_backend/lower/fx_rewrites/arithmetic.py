@@ -236,7 +236,7 @@ def empty_result(node: Node) -> Node | None:
 
 
 def indexes_nothing(node: Node) -> bool:
-    """Return whether a node may have indices into an empty tensor: PyTorch raises, even if nobody reads the result."""
+    """Return whether a node may have indices into an empty tensor: PyTorch raises, even if the result is not read."""
     result, *inputs = map(tensor_of, (node, *node.all_input_nodes))
     indices = [tensor for tensor in inputs if tensor is not None and tensor.dtype in (torch.int64, torch.int32)]
     return is_empty(result) and not all(map(is_empty, indices))
