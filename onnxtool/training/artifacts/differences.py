@@ -95,9 +95,8 @@ def verify_file(
         most = _LEAST_DIRECTIONS
         _, update_error = written.update(gradients)
         reference = f"differences of {opened.path.name} in float64"
-        results.append(
-            compared(reference, losses, (exact_loss, losses[1] if results else expected), errors, update_error)
-        )
+        references = exact_loss, losses[1] if results else expected
+        results.append(compared(reference, losses, references, errors, update_error))
     return worst_of(results)
 
 
@@ -138,10 +137,10 @@ def _errors(
 
         def differences(step: float, directions: _Feeds = directions) -> tuple[float, float]:
             """Return the slope along the directions, and by how much it changes at the point."""
-            moved = (
-                {name: inputs[name] + factor * array for name, array in directions.items()} for factor in (-step, step)
+            below, above = (
+                exact({**inputs, **{name: inputs[name] + offset * array for name, array in directions.items()}})
+                for offset in (-step, step)
             )
-            below, above = (exact({**inputs, **changed}) for changed in moved)
             return (above - below) / (2 * step), (above - 2 * loss + below) / (2 * step)
 
         slope, change = differences(_SIZE)
@@ -224,16 +223,15 @@ class _Loss:
 
     def _part(self, nodes: Sequence[ir.Node], values: _Feeds) -> onnx.ModelProto:
         """Return a model of consecutive nodes; the inputs have the types of `values`."""
-        graph = self._model.graph
-        computed = {value for node in nodes for value in node.outputs}
+        graph, inside = self._model.graph, set(nodes)
         needed = [value for value in dict.fromkeys(value for node in nodes for value in reads(node)) if value]
         inputs = [value for value in needed if value.name in values]
         for value in inputs:
             value.type = ir.TensorType(ir.DataType.from_numpy(values[str(value.name)].dtype))
-        later = {value for node in graph if node not in set(nodes) for value in reads(node)} | set(graph.outputs)
+        read_outside = {value for node in graph if node not in inside for value in reads(node)} | set(graph.outputs)
         view = ir.GraphView(
             inputs,
-            [value for value in computed if value in later],
+            [value for node in nodes for value in node.outputs if value in read_outside],
             nodes=nodes,
             initializers=[value for value in needed if value.name in graph.initializers],
             opset_imports=graph.opset_imports,
