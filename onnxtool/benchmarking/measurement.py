@@ -113,13 +113,19 @@ def benchmark(
         inputs="texts" if reader else "samples" if samples else "random",
         peak_rss_load_bytes=peak_rss_load,
     )
-    timer = _ShapeTimer(SessionRunner(session), _compared_model(options, session), options, reader)
+    other = None
+    if options.compare is not None:
+        tell(f"loading {options.compare}")
+        other = open_compared(options, session)
+    timer = _ShapeTimer(SessionRunner(session), other, options, reader)
     workloads = samples or list(_workloads(session.model, reader, options))
     require_tokens(gates, has_tokens=all(workload.has_tokens for workload in workloads))
     for number, workload in enumerate(workloads):
         tell(Stage("timing shape", number, len(workloads), workload.description))
         timer.time(workload)
-    report = _complete(report, timer, tuple(_machine_warnings(session.threads, available_cores())))
+    threads, cores = session.threads, available_cores()
+    warnings = (f"{threads} threads on {cores} cores wait for each other",) if threads > cores else ()
+    report = _complete(report, timer, warnings)
     report = replace(report, peak_vram_bytes=_taken(memory))
     return replace(report, gates=tuple(check_report(gates, report)))
 
@@ -137,14 +143,6 @@ def _load(path: Path, options: BenchmarkOptions) -> tuple[Session, TextReader | 
         threads=options.threads,
     )
     return model.session, TextReader.draw(model, options)
-
-
-def _compared_model(options: BenchmarkOptions, session: Session) -> ComparedModel | None:
-    """Load the model to time in turns, if one is named."""
-    if options.compare is None:
-        return None
-    tell(f"loading {options.compare}")
-    return open_compared(options, session)
 
 
 def _workloads(model: ModelFile, reader: TextReader | None, options: BenchmarkOptions) -> Iterator[Workload]:
@@ -274,11 +272,6 @@ def _taken(before: DeviceMemory | None) -> int | None:
 def _load_average() -> float | None:
     """Return the machine's load average over the last minute; None if unavailable."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
-def _machine_warnings(threads: int, cores: int) -> Iterator[str]:
-    if threads > cores:
-        yield f"{threads} threads on {cores} cores wait for each other"
 
 
 def _describe_environment(

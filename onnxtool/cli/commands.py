@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Mapping
 
 import click
 
@@ -39,14 +39,29 @@ RUNNABLE = tuple(f"{name} {inner}".strip() for name in COMMANDS for inner in SUB
 TABLES = {name.replace(" ", "_"): name for name in RUNNABLE if name not in ("release", "completion")}
 
 
-def refuse_command(context: click.Context, name: str, names: Collection[str]) -> None:
-    """Refuse a name that is no command of a group, and suggest similar ones; an option is left to click.
+class TableGroup(click.Group):
+    """A group whose help lists commands in the order of a table, and which suggests one for an unknown name.
 
-    Raises:
-        UsageError: there is no such command.
+    Attributes:
+        table: the names of its commands, each with a description.
     """
-    if name.startswith("-"):
-        return
-    close = difflib.get_close_matches(name, names, n=1)
-    more = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(names)}."
-    context.fail(f"No such command {name!r}. {more}")
+
+    table: Mapping[str, str] = {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(self.table)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the requested command, or suggest similar ones; an option is left to click.
+
+        Raises:
+            UsageError: there is no such command.
+        """
+        if args and args[0] not in self.table and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], self.table, n=1)
+            more = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(self.table)}."
+            ctx.fail(f"No such command {args[0]!r}. {more}")
+        return super().resolve_command(ctx, args)

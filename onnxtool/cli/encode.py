@@ -7,7 +7,7 @@ from collections.abc import Callable
 import click
 
 from onnxtool.cli.choices import LocationType
-from onnxtool.cli.commands import SUBCOMMANDS, refuse_command
+from onnxtool.cli.commands import SUBCOMMANDS, TableGroup
 from onnxtool.cli.options import derived_options, model_argument, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
@@ -23,23 +23,14 @@ _output_option = click.option(
 )
 
 
-class _OrderedGroup(click.Group):
-    """A group whose help lists commands in table order."""
+class _EncodeGroup(TableGroup):
+    """The group of the commands that encode."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_PURPOSES)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the requested command, or suggest similar ones."""
-        if args and args[0] not in _PURPOSES:
-            refuse_command(ctx, args[0], _PURPOSES)
-        return super().resolve_command(ctx, args)
+    table = _PURPOSES
 
 
 @click.group(
-    cls=_OrderedGroup,
+    cls=_EncodeGroup,
     no_args_is_help=False,
     epilog="Example: onnxtool encode status --output vectors/",
 )

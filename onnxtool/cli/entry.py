@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from onnxtool.cli.commands import COMMANDS as COMMANDS
-from onnxtool.cli.commands import RUNNABLE, refuse_command
+from onnxtool.cli.commands import RUNNABLE, TableGroup
 from onnxtool.cli.streams import drop_output, is_text, ready_streams
 from onnxtool.cli.streams import report_error as report_error
 from onnxtool.errors import OnnxtoolError, OptionError, first_line
@@ -28,25 +28,16 @@ _EXTRA_ARGUMENTS = "Got unexpected extra argument"
 _UNDER_A_LIMIT = re.compile("failed to map segment|NULL|return without exc")  # bugs and other causes produce it too
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(TableGroup):
     """A group that knows its commands' names and imports them one at a time."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+    table = COMMANDS
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"onnxtool.cli.{cmd_name}").command
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the requested command, or suggest similar ones."""
-        if args and args[0] not in COMMANDS:
-            refuse_command(ctx, args[0], COMMANDS)
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the resolved command; click itself would exit with 1 on a broken pipe."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -33,10 +33,7 @@ def command(options: PlacementOptions, *, result: Result) -> int:
     report = describe_environment()
     found, wrong = all_configured(click.get_current_context())
     report = replace(report, problems=(*report.problems, *wrong))
-    document: dict[str, object] = {field.name: getattr(report, field.name) for field in fields(report)}
-    document["configuration"] = found
-    document["precedence"] = PRECEDENCE
-    result.emit(document, _blocks(report, found))
+    result.emit({**vars(report), "configuration": found, "precedence": PRECEDENCE}, _blocks(report, found))
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -24,12 +24,9 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit_plan, f
 from onnxtool.cli.stats_blocks import Section
 from onnxtool.cli.streams import say
 from onnxtool.evaluation.options import EvaluateOptions
-from onnxtool.evaluation.report import EvaluationReport, PrunedResult
+from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, PrunedResult, SystemReport
 from onnxtool.model_file import check_writable
 from onnxtool.reports import WritePlan, planned_files
-
-if TYPE_CHECKING:
-    from onnxtool.evaluation.report import Comparison, EvaluationReport, PrunedResult, SystemReport
 
 
 @click.command(epilog="Example: onnxtool evaluate --model_path models/all-MiniLM-L6-v2.onnx --data models/collection")
@@ -78,18 +75,27 @@ def command(
         report = evaluate_model(model_path, data, options, run_path=save_run, force=result.force)
     blocks = evaluation_blocks(report)
     if result.format_name == "html":
-        from onnxtool.cli.evaluate import evaluation_page
-
         result.write(evaluation_page(report, blocks))
     else:
         result.emit(report, blocks)
-    for gate in report.gates:
-        if gate.met:
-            say(f"gate failed: {gate.text}")
+    say_failed(report.gates)
     return 0 if report.passed else 1
 
 
 _TEXT_OF_A_QUERY = 70
+
+
+def gate_blocks(gates: Sequence[GateCheck]) -> list[Block]:
+    """Lay out which gates failed and passed; nothing without gates."""
+    rows = [("failed" if gate.met else "passed", gate.text) for gate in gates]
+    return [Heading("Gates"), Facts(rows)] if rows else []
+
+
+def say_failed(gates: Sequence[GateCheck]) -> None:
+    """Print each gate that failed to stderr."""
+    for gate in gates:
+        if gate.met:
+            say(f"gate failed: {gate.text}")
 
 
 def evaluation_blocks(report: EvaluationReport) -> list[Block]:
@@ -120,10 +126,7 @@ def evaluation_blocks(report: EvaluationReport) -> list[Block]:
         blocks += _comparison(report, report.against)
     if report.pruned:
         blocks += _pruned(report.pruned)
-    if report.gates:
-        rows = [("failed" if check.met else "passed", check.text) for check in report.gates]
-        blocks += [Heading("Gates"), Facts(rows)]
-    return blocks
+    return [*blocks, *gate_blocks(report.gates)]
 
 
 def _comparison(report: EvaluationReport, against: Comparison) -> list[Block]:

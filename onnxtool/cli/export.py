@@ -6,7 +6,7 @@ import atexit
 import gc
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,13 +76,20 @@ def command(
     optimized = second = None
     with progress(quiet=quiet):
         exported = replace(options, sizes=()) if optimize else options
-        report, variants = _export_all(options) if options.precisions else (export_model(exported), ())
+        variants: Sequence[Variant] = ()
+        if options.precisions:
+            from onnxtool.release.variants import export_variants
+
+            made = export_variants(options)
+            report, variants = made.export, made.variants
+        else:
+            report = export_model(exported)
         if optimize:
             optimized, second = _optimize(report, options)
     blocks = export_blocks(report)
     if report.partner is not None:
         blocks += [Heading("The other encoder"), *export_blocks(report.partner)]
-    document: dict[str, object] = {field.name: getattr(report, field.name) for field in fields(report)}
+    document: dict[str, object] = {**vars(report)}
     if variants:
         document["variants"] = variants
         blocks += variant_blocks(variants)
@@ -102,13 +109,6 @@ def command(
             blocks += [Heading("The other encoder"), *optimize_blocks(second, stats=stats)]
     last = optimized or report
     emit(document, [*blocks, verdict(last.verification, last.output)], format_name)
-
-
-def _export_all(options: ExportOptions) -> tuple[ExportReport, tuple[Variant, ...]]:
-    from onnxtool.release.variants import export_variants
-
-    done = export_variants(options)
-    return done.export, done.variants
 
 
 def _optimize(report: ExportReport, options: ExportOptions) -> tuple[OptimizeReport, OptimizeReport | None]:

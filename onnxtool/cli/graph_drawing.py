@@ -121,8 +121,6 @@ class _Graph:
 
 def graph_drawing(report: Stats | Difference) -> str:
     """Draw the graph of a model, or its differences from the base, as a section of a page."""
-    from onnxtool.cli.graph_drawing import render_template, words
-
     if isinstance(report, Difference):
         # Where operators differ, the edges to them do as well.
         edges = () if report.delta.ops else report.delta.edges.changes

@@ -70,7 +70,10 @@ def command(settings: Settings, *, model: Path, base: Path | None, result: Resul
         report = compare_models(model, base, weights=settings.weights)
     met = [*_met_gates(gates, report), *_refused_license(settings.allowed_licenses, report)]
     if result.format_name == "markdown":
-        result.write(_comment(report, met))
+        if isinstance(report, Difference):
+            result.write(difference_comment(report, met))
+        else:
+            result.write(summary_comment(report, met))
     elif result.format_name == "html":
         result.write(_page(report, met))
     else:
@@ -145,12 +148,6 @@ def _refused_license(allowed: Sequence[str], report: Stats | Difference) -> list
     if not allowed or found.is_among(allowed):
         return []
     return [f"the license is {found}, and allowed_licenses are {', '.join(allowed)}"]
-
-
-def _comment(report: Stats | Difference, gates: Sequence[str]) -> str:
-    from onnxtool.cli.stats import difference_comment, summary_comment
-
-    return difference_comment(report, gates) if isinstance(report, Difference) else summary_comment(report, gates)
 
 
 def _page(report: Stats | Difference, gates: Sequence[str]) -> str:

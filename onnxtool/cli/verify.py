@@ -130,6 +130,7 @@ def _bar(error: float) -> str:
 
 
 def _measure_drift(options: VerifyOptions, model: Path, base: Path, result: Result) -> int:
+    from onnxtool.cli.evaluate import gate_blocks, say_failed
     from onnxtool.evaluation.drift import measure_drift
     from onnxtool.evaluation.options import DriftOptions
 
@@ -159,14 +160,9 @@ def _measure_drift(options: VerifyOptions, model: Path, base: Path, result: Resu
     ]
     if rows:
         blocks += [Heading("New queries over the old index (mixed)"), Table(columns, rows, frozenset(columns[1:]))]
-    blocks += [Heading("The old index can be kept"), Facts([(kept, report.reason)])]
-    if report.gates:
-        gates = [("failed" if gate.met else "passed", gate.text) for gate in report.gates]
-        blocks += [Heading("Gates"), Facts(gates)]
+    blocks += [Heading("The old index can be kept"), Facts([(kept, report.reason)]), *gate_blocks(report.gates)]
     result.emit(report, blocks)
-    for gate in report.gates:
-        if gate.met:
-            say(f"gate failed: {gate.text}")
+    say_failed(report.gates)
     return 0 if report.passed else 1
 
 

@@ -22,6 +22,7 @@ from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import make_identity
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.output import OutputFolder, StagedShard
+from onnxtool.encoding.parquet import require_pyarrow
 from onnxtool.encoding.pipeline import CorpusModel, Plan, batch_rules, encode_windows
 from onnxtool.encoding.progress import Event, OnEvent, OnRunning, ignore
 from onnxtool.encoding.records import RUN_FILE, Records, ShardEntry, ShardTexts, begin_run
@@ -295,6 +296,8 @@ class SplitEncoder:
             model.require_documents(options.text_task or options.prompt)
         is_sparse = isinstance(model, LoadedModel) and model.is_sparse
         kind = _kind(model, options, is_sparse=is_sparse)
+        if kind == "parquet":
+            require_pyarrow()  # before any work
         form, self.description, notes = _form(model, options)
         weights = options.weights or ("float" if kind == "parquet" else "int")
         self.shard_format = ShardFormat(
@@ -303,7 +306,6 @@ class SplitEncoder:
             weights if is_sparse else "float",
             self.description["of"] == "tokens",
         )
-        self.shard_format.check()
         self.model, self.plan = model, _plan(model, options, form, task.workers)
         self.splits = split_corpus(sources, options.split_bytes)
         chosen = _chosen(model, options, self.shard_format, self.plan)

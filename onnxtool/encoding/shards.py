@@ -62,15 +62,6 @@ class ShardFormat:
             return f"{stem}.npy", *((f"{stem}.indptr.npy",) if self.by_token else ()), f"{stem}.ids.jsonl"
         return (f"{stem}.{self.kind}",)
 
-    def check(self) -> None:
-        """Fail before any work if the package for this format is not installed.
-
-        Raises:
-            InputError: pyarrow is missing.
-        """
-        if self.kind == "parquet":
-            require_pyarrow()
-
     def open(self, paths: Sequence[Path], description: Mapping[str, Json] = MappingProxyType({})) -> ShardWriter:
         """Begin the files of a shard, `paths` in the order of `names`; `description` describes the vectors."""
         if self.kind == "npy":

@@ -114,17 +114,24 @@ def _evaluate(
     found, seconds = every[Cut()], time.perf_counter() - start
     values = compute(measures, collection.judgements, found.run)
     times = _time_queries([system for system in (model, base) if system is not None], collection)
-    against, others, base_values = None, None, None
+    against, others, base_values, base_seconds = None, None, None, 0.0
     if base is not None:
         start = time.perf_counter()
         others = base.retrieve(collection)
         base_seconds = time.perf_counter() - start
         base_values = compute(measures, collection.judgements, others.run)
-        against = _compare(collection, found, values, others, base_values)
-        against = replace(against, base=_described(base, others, times, base_seconds))
     queries = _queries(collection, found.run, values, None if others is None else others.run, base_values)
-    if against is not None:
-        against = replace(against, lost=_lost(queries, next(iter(measures))))
+    if base is not None and others is not None and base_values is not None:
+        tell("comparing")
+        against = Comparison(
+            base=_described(base, others, times, base_seconds),
+            measures={name: difference_of(values[name], base_values[name]) for name in values},
+            overlap_at_10=_overlap(collection, found.run, others.run),
+            num_equal_top_10=sum(
+                _is_equal(found.run.get(query, {}), others.run.get(query, {})) for query in collection.queries
+            ),
+            lost=_lost(queries, next(iter(measures))),
+        )
     report = EvaluationReport(
         model=_described(model, found, times, seconds),
         data=collection.name,
@@ -358,20 +365,6 @@ def _described(
         query_ms=times.get(system.name),
         seconds=seconds,
         terms=results.terms,
-    )
-
-
-def _compare(
-    collection: Collection, results: SearchResults, values: PerQuery, base: SearchResults, base_values: PerQuery
-) -> Comparison:
-    tell("comparing")
-    num_equal = sum(_is_equal(results.run.get(query, {}), base.run.get(query, {})) for query in collection.queries)
-    return Comparison(
-        base=SystemReport("", "", "", None, None, 0.0),
-        measures={name: difference_of(values[name], base_values[name]) for name in values},
-        overlap_at_10=_overlap(collection, results.run, base.run),
-        num_equal_top_10=num_equal,
-        lost=(),
     )
 
 

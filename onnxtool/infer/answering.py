@@ -23,7 +23,7 @@ from onnxtool.infer.options import InferOptions, TextTask
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.static_queries import QUERY, StaticQueries
 from onnxtool.infer.text_model import TextModel
-from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors, TopK
+from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors, TopK, cosine_similarities
 from onnxtool.options import Options
 from onnxtool.progress import Stage, tell
 
@@ -371,7 +371,7 @@ def _similarities(model: TextModel, answered: AnsweredTexts) -> tuple[tuple[floa
         answered.notes.append(
             f"these are cosines, and the checkpoint compares vectors by {str(stated)[:40]}, as evaluate does"
         )
-    return tuple(tuple(float(value) for value in row) for row in model.head.similarities(np.stack(answered.vectors)))
+    return tuple(tuple(map(float, row)) for row in cosine_similarities(np.stack(answered.vectors)))
 
 
 def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:

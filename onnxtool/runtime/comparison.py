@@ -23,6 +23,7 @@ from onnxtool.runtime.difference import (
     Tolerance,
     informative,
     measure,
+    real_tokens,
     selected,
 )
 from onnxtool.verification import Verification, VerificationCase
@@ -196,18 +197,10 @@ def row_errors(
                 continue
             rows, valid = rows[list(case.rows)], valid[list(case.rows)]
         if sequences is None or name in sequences:
-            given, rows = _tokens(given, case.valid), _tokens(rows, valid)
+            given, rows = real_tokens(given, case.valid), real_tokens(rows, valid)
         if given.shape == rows.shape:
             errors[name] = measure(given, rows, None, tolerance, spread=spreads.get(name))
     return errors
-
-
-def _tokens(array: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[Any]:
-    """Return the real tokens of an output [B, S, ...], or of keys or values [B, H, S, D], in one axis."""
-    if valid is not None and array.shape[:2] == valid.shape:
-        return array[valid]
-    is_cache = valid is not None and array.ndim == 4 and array.shape[::2] == valid.shape
-    return array.swapaxes(1, 2)[valid] if is_cache else array
 
 
 def run_reference(

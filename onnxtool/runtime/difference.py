@@ -209,12 +209,16 @@ def measure(
 
 
 def selected(array: NDArray[Any], valid: Bools | None) -> NDArray[Any]:
-    """Return the real tokens of an output [B, S, ...], or of keys or values [B, H, S, D]; others as they are."""
-    if valid is not None and array.ndim >= 2 and array.shape[:2] == valid.shape:
-        return array if valid.all() else array[valid]
-    if valid is not None and array.ndim == 4 and array.shape[::2] == valid.shape:
-        return array if valid.all() else array.swapaxes(1, 2)[valid]
-    return array
+    """Return the real tokens of an output as `real_tokens` does; one without padding as it is."""
+    return array if valid is None or valid.all() else real_tokens(array, valid)
+
+
+def real_tokens(array: NDArray[Any], valid: Bools | None) -> NDArray[Any]:
+    """Return the real tokens of an output [B, S, ...], or of keys or values [B, H, S, D], in one axis; others as is."""
+    if valid is not None and array.shape[:2] == valid.shape:
+        return array[valid]
+    is_cache = valid is not None and array.ndim == 4 and array.shape[::2] == valid.shape
+    return array.swapaxes(1, 2)[valid] if is_cache else array
 
 
 def _samples(

@@ -17,7 +17,6 @@ from typing import Any
 from onnxtool.errors import ModelFileError
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild, attempt
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.domains import STRINGS
 from onnxtool.model_file.wire import Constant, Node, read_constants, read_nodes
 
 MAX_SECONDS = 5  # the child's CPU time, and the same again for every 500 MB or 10,000 nodes of the model
@@ -174,9 +173,9 @@ def _ending(model: ModelFile) -> ChildEndedError | None:
     seconds, num_bytes = _limits(model)
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
-        function = "load_and_run_texts" if STRINGS in model.structure.opsets else "load_and_run"
-        with GuardedChild(f"{__name__}:{function}", ("onnxruntime",), threads) as child:
-            attempt(child, str(model.path.resolve()), seconds=seconds, num_bytes=num_bytes)
+        argument = [str(model.path.resolve()), [*model.structure.opsets]]
+        with GuardedChild(f"{__name__}:load_and_run", ("onnxruntime",), threads) as child:
+            attempt(child, argument, seconds=seconds, num_bytes=num_bytes)
     except ChildError:
         return None
     except ChildEndedError as error:
@@ -184,24 +183,19 @@ def _ending(model: ModelFile) -> ChildEndedError | None:
     return None
 
 
-def load_and_run(path: str, domains: Sequence[str] = ()) -> None:
-    """Load a model, and run it on the smallest inputs that it takes; called in the child.
+def load_and_run(argument: tuple[str, Sequence[str]]) -> None:
+    """Load a model, and run it on the smallest inputs that it takes; called in the child with its path and domains.
 
     Raises:
         MemoryError: onnxruntime ran out of memory, which it reports as an ordinary error.
         Exception: any other onnxruntime error.
     """
     try:
-        _load_and_run(path, domains)
+        _load_and_run(*argument)
     except Exception as error:
         if any(text in str(error) for text in _NO_MEMORY):
             raise MemoryError from error
         raise
-
-
-def load_and_run_texts(path: str) -> None:
-    """Do the same as `load_and_run` for a graph with operators of onnxruntime-extensions."""
-    load_and_run(path, (STRINGS,))
 
 
 def _load_and_run(path: str, domains: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,17 +43,13 @@ def flattened(name: str, value: Any) -> Iterator[tuple[str, NDArray[Any]]]:
         yield name, np.asarray(value)
 
 
-def nested(info: TensorInfo, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Assemble an onnxruntime input from the arrays under its name."""
-    return _nested(info.name, info.dtype, arrays)
-
-
 def is_part(name: str, info: TensorInfo) -> bool:
     """Whether `name` is the name of an array in a nested input."""
     return is_nested(info) and (name == info.name or name.startswith((f"{info.name}[", f"{info.name}.")))
 
 
 def _nested(name: str, dtype: str, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """Assemble an onnxruntime input of a type from the arrays under its name."""
     kind, _, element = dtype.partition("(")
     element = element.removesuffix(")")
     own = [key for key in arrays if key.startswith(name)]
@@ -69,10 +65,7 @@ def _nested(name: str, dtype: str, arrays: Mapping[str, NDArray[Any]]) -> Any:
     return arrays[name]
 
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-Arrays = dict[str, "NDArray[Any]"]
+Arrays = dict[str, NDArray[Any]]
 
 
 @short_repr
@@ -165,7 +158,7 @@ class Session:
         if not holders:
             return feeds
         plain = {name: array for name, array in feeds.items() if not any(is_part(name, info) for info in holders)}
-        return plain | {info.name: nested(info, feeds) for info in holders}
+        return plain | {info.name: _nested(info.name, info.dtype, feeds) for info in holders}
 
     def run_unchecked(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Run the model on `feeds` with only onnxruntime's own call, for timing.

@@ -50,8 +50,6 @@ from onnxtool.runtime.running import Session
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Arrays = dict[str, "NDArray[Any]"]
-
 _LOGGER = logging.getLogger(__name__)
 
 # A provider sums in another order than the CPU, and rounds no further: half precision, with steps of 5e-4, is outside.

@@ -18,7 +18,7 @@ from onnxtool.reports import TensorInfo
 from onnxtool.runtime.signature import MASK, TOKEN_TYPES, has_past, names_are_exchanged
 
 _INPUT_DTYPES = frozenset({"int64", "int32", "float32", "float16", "bool"})
-_PAST = "past_key_values"
+_PAST, _BATCH_AXIS = "past_key_values", "batch_size"
 # Inputs that models take in addition to texts, by name prefix.
 _OTHER_INPUTS = {
     "decoder_": "the tokens of a decoder, which an encoder-decoder makes one after the other",
@@ -52,7 +52,7 @@ def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[Any]]) -> dict[str
             _require_dtype(info)
             feeds[info.name] = _tokens(info.name, arrays).astype(info.dtype, copy=False)
         elif with_past and len(info.shape) > 2 and info.dtype.startswith("float"):
-            feeds[info.name] = _empty(info, len(arrays["input_ids"]))
+            feeds[info.name] = empty_state(info, len(arrays["input_ids"]))
         else:
             raise _unknown(info, arrays)
     return feeds
@@ -81,9 +81,12 @@ def _tokens(name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
     return positions
 
 
-def _empty(info: TensorInfo, batch_size: int) -> NDArray[Any]:
-    """Make the initial cache: empty keys and values, zero states."""
-    shape = [size if isinstance(size, int) else (0 if axis else batch_size) for axis, size in enumerate(info.shape)]
+def empty_state(info: TensorInfo, batch_size: int) -> NDArray[Any]:
+    """Make an initial input of a cache: empty keys or values, or zero states."""
+    shape = [
+        size if isinstance(size, int) else batch_size if axis == 0 or size == _BATCH_AXIS else 0
+        for axis, size in enumerate(info.shape)
+    ]
     return np.zeros(shape, info.dtype)
 
 

@@ -27,7 +27,6 @@ from onnxtool.export import in_graph, tokenizer_rules
 from onnxtool.export.report import ExportReport
 from onnxtool.graph.text_input import NAMES, build_front
 from onnxtool.graph.tokenizers import GraphTokenizer
-from onnxtool.guarded import GuardedChild
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime import probation
 from onnxtool.runtime.providers import find_library
@@ -261,18 +260,13 @@ def test_a_table_of_vectors_alone_knows_that_it_takes_no_special_tokens(tmp_path
 
 def test_the_trial_run_of_a_file_has_the_operators(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that cannot be loaded there would never be tried out."""
-    asked: list[str] = []
-
-    def start(function: str, *given: Any) -> GuardedChild:
-        asked.append(function)
-        return GuardedChild(function, *given)
-
-    monkeypatch.setattr(probation, "GuardedChild", start)
+    arguments: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(probation, "attempt", lambda _child, argument, **_limits: arguments.append(argument))
     assert probation.death_on(ModelFile.open(exported)) == ""
-    (function,) = asked
-    getattr(probation, function.rpartition(":")[2])(str(exported))
+    (argument,) = arguments
+    probation.load_and_run(argument)
     with pytest.raises(Exception, match=r"ai\.onnx\.contrib"):
-        probation.load_and_run(str(exported))
+        probation.load_and_run((argument[0], []))
 
 
 REFUSED: list[tuple[dict[str, Any], type[OnnxtoolError], str]] = [

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
@@ -14,9 +13,9 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY, WEIGHTS_KEY
 from onnxtool.runtime.decoding import LOGITS, fits, shown
 from onnxtool.runtime.signature import IDS, MASK, TOKEN_TYPES
+from onnxtool.runtime.text_feeds import empty_state
 
 ENCODER_MASK = "encoder_attention_mask"
-_BATCH_AXIS = "batch_size"
 _TEXT_INPUTS = (IDS, MASK, TOKEN_TYPES)
 
 
@@ -48,11 +47,7 @@ def find_encoder(decoder: ModelFile) -> ModelFile | None:
 def empty_cache(model: ModelFile, names: Iterable[str], batch: int) -> dict[str, NDArray[Any]]:
     """Return the initial cache: empty keys and values, zero states."""
     wanted = frozenset(names)
-    return {
-        info.name: np.zeros([_size(size, axis, batch) for axis, size in enumerate(info.shape)], info.dtype)
-        for info in model.structure.inputs
-        if info.name in wanted
-    }
+    return {info.name: empty_state(info, batch) for info in model.structure.inputs if info.name in wanted}
 
 
 def past_name(present: str) -> str:
@@ -79,9 +74,3 @@ def _require_own(encoder: ModelFile, decoder: ModelFile) -> None:
     unknown = [info.name for info in encoder.structure.inputs if info.name not in _TEXT_INPUTS]
     if unknown:
         raise InputError(f"{encoder.path} reads {', '.join(unknown)}, which no tokenizer gives", "export it for texts")
-
-
-def _size(size: int | str | None, axis: int, batch: int) -> int:
-    if isinstance(size, int):
-        return size
-    return batch if axis == 0 or size == _BATCH_AXIS else 0

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import EncodedText
@@ -18,7 +17,7 @@ from onnxtool.checkpoint.module_settings import TokenStates
 from onnxtool.checkpoint.pooling_modules import Pooling, modules_before, normalize, read_pooling_modules
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import Batch, VectorHead, require_finite
-from onnxtool.infer.vectors import DenseVectors, cosine_similarities
+from onnxtool.infer.vectors import DenseVectors
 
 EMBEDDING = "sentence_embedding"
 SIDE = "text_embeds"  # output of a dual encoder of texts and images
@@ -124,10 +123,6 @@ class Embeddings(VectorHead[DenseVectors]):
             vectors = compute((*self.before, self.pooling), states, batch.mask, batch.pooled)
         require_finite(vectors, "embedding")
         return vectors
-
-    def similarities(self, vectors: DenseVectors) -> NDArray[np.float64]:
-        """Return the cosine of every pair of N vectors, float64 [N, N]."""
-        return cosine_similarities(vectors)
 
     @property
     def _modes(self) -> tuple[str, ...]:
