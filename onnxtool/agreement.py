@@ -201,15 +201,16 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
     with temporary_folder() as folder:
         file = _reading_ids(ModelFile.open(model), folder / "model")
         if not _is_file(reference):
-            found = _compare_with_checkpoint(file.with_sizes(), os.fspath(reference), options)
+            verification = _compare_with_checkpoint(file.with_sizes(), os.fspath(reference), options)
         else:
             _refuse_loading(reference, options)
-            found = _compare(file, _reading_ids(ModelFile.open(reference), folder / "reference"), options, folder)
+            source = _reading_ids(ModelFile.open(reference), folder / "reference")
+            verification = _compare(file, source, options, folder)
         if not file.sizes:
-            return found
+            return verification
         from onnxtool.runtime.made_files import with_sizes
 
-        return with_sizes(found, file, options.provider)
+        return with_sizes(verification, file, options.provider)
 
 
 def _is_file(reference: StrPath) -> bool:
@@ -340,12 +341,12 @@ def compare_layers(model: StrPath, reference: StrPath, options: VerifyOptions = 
         else:
             source = None
         usual, left = _layer_cases(source or file, options)
-        found, used = _find_layer(file, source, os.fspath(reference), options, (usual, left))
+        report, has_left = _find_layer(file, source, os.fspath(reference), options, (usual, left))
         # What reads the padding of texts padded left, such as the state of the first token, shows rounding there.
-        if found.passed and left and not used:
+        if report.passed and left and not has_left:
             other, _ = _find_layer(file, source, os.fspath(reference), options, (left, []))
-            found = other if other.parts[-1].error > _MORE * max(found.parts[-1].error, _SURE) else found
-    return replace(found, model=os.fspath(model))
+            report = other if other.parts[-1].error > _MORE * max(report.parts[-1].error, _SURE) else report
+    return replace(report, model=os.fspath(model))
 
 
 def _layer_cases(source: ModelFile, options: VerifyOptions) -> tuple[list[Case], list[Case]]:

@@ -235,17 +235,17 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not hints:
-            found = get_type_hints(function, include_extras=True)
-            hints.update((name, found[name]) for name in names if name in found)
+            annotations = get_type_hints(function, include_extras=True)
+            hints.update((name, annotations[name]) for name in names if name in annotations)
             written.extend(name for name, hint in hints.items() if _option_of(hint).writes)
-        positional = [taken(*one) for one in zip(names[: code.co_argcount], args, strict=False)]
+        positional = [taken(*argument) for argument in zip(names[: code.co_argcount], args, strict=False)]
         named = {name: taken(name, value) for name, value in kwargs.items()}
-        given: Any = function
+        called: Any = function
         values = {**dict(zip(names, positional, strict=False)), **named}
         is_job = written or any(isinstance(value, Options) for value in values.values())
         inputs = (path for name, value in values.items() for path in _input_paths(value, hints.get(name)))
         with reading(inputs) if is_job else nullcontext():
-            return given(*positional, *args[code.co_argcount :], **named)  # type: ignore[no-any-return]
+            return called(*positional, *args[code.co_argcount :], **named)  # type: ignore[no-any-return]
 
     return call
 
@@ -262,11 +262,11 @@ def _input_paths(value: Any, hint: Any) -> Iterator[Path]:
     elif isinstance(value, str) and option.is_checkpoint:
         yield Path(value).expanduser()
     elif isinstance(value, tuple):
-        yield from (Path(one).expanduser() for one in value if isinstance(one, Path) or option.is_checkpoint)
+        yield from (Path(item).expanduser() for item in value if isinstance(item, Path) or option.is_checkpoint)
     elif isinstance(value, Options):
         owner: Any = type(value)
-        for name, one in field_hints(owner).items():
-            yield from _input_paths(getattr(value, name, None), one)
+        for name, annotation in field_hints(owner).items():
+            yield from _input_paths(getattr(value, name, None), annotation)
 
 
 def check(name: str, value: Any, hint: Any) -> Any:

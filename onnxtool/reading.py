@@ -61,9 +61,9 @@ def note_input(*paths: Path) -> None:
 
 def input_at(path: Path, *, lies_in: bool = True) -> Path | None:
     """Return the input that replacing `path` would change: itself by any name, in it, or a folder that it `lies_in`."""
-    known = list(filter(os.path.exists, _inputs.get() or ())) if os.path.exists(path) else []  # noqa: PTH110  never fails
+    inputs = list(filter(os.path.exists, _inputs.get() or ())) if os.path.exists(path) else []  # noqa: PTH110  never fails
     return next(
-        (one for one in known if path.samefile(one) or _holds(path, one) or (lies_in and _is_read_in(one, path))), None
+        (own for own in inputs if path.samefile(own) or _holds(path, own) or (lies_in and _is_read_in(own, path))), None
     )
 
 
@@ -110,7 +110,8 @@ def require_inside(path: Path, folder: Path) -> None:
         OSError: it leads elsewhere.
     """
     root, target = folder.resolve(), path.resolve()
-    caches = [one.parents[1] / "blobs" for one in (root, *root.parents) if one.parent.name == "snapshots"]
+    snapshots = [commit for commit in (root, *root.parents) if commit.parent.name == "snapshots"]
+    caches = [commit.parents[1] / "blobs" for commit in snapshots]
     if not any(target.is_relative_to(allowed) for allowed in (root, *caches)):
         raise OSError(errno.ELOOP, f"it is a link to {target}, outside the checkpoint", str(path))
 

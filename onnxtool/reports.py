@@ -28,8 +28,8 @@ def short_repr(owner: type[T]) -> type[T]:
 def _written_shortly(record: Any) -> str:
     fields = getattr(record, "__dataclass_fields__", None)
     defaults = record._field_defaults if fields is None else {name: field.default for name, field in fields.items()}
-    given = ((name, getattr(record, name)) for name in (record._fields if fields is None else fields))
-    parts = [f"{name}={_brief(value)}" for name, value in given if not _is_default(value, defaults.get(name, record))]
+    values = ((name, getattr(record, name)) for name in (record._fields if fields is None else fields))
+    parts = [f"{name}={_brief(value)}" for name, value in values if not _is_default(value, defaults.get(name, record))]
     text = ", ".join(parts)
     if len(text) > _MOST_SHOWN:
         text = f"{text[:_MOST_SHOWN].rpartition(', ')[0]}, …"

@@ -185,8 +185,8 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
 
 def _state_of(path: Path) -> tuple[int, int] | None:
     """Return what changes with a file's contents; None if it does not exist."""
-    found = path.stat() if path.exists() else None
-    return None if found is None else (found.st_size, found.st_mtime_ns)
+    status = path.stat() if path.exists() else None
+    return None if status is None else (status.st_size, status.st_mtime_ns)
 
 
 def _locations(path: Path) -> set[str]:
@@ -223,10 +223,10 @@ class Transformer(modules.Transformer):
         Raises:
             OptionError: `model_kwargs` has entries that do not apply to an ONNX file.
         """
-        asked = named.get("model_kwargs") or {}
+        model_arguments = named.get("model_kwargs") or {}
         where = {name: named[name] for name in _WHERE if name in named}
-        unknown = sorted({*asked} - {*_ARGUMENTS, *_WHERE, "trust_remote_code"})
-        if unknown or asked.get("export"):
+        unknown = sorted({*model_arguments} - {*_ARGUMENTS, *_WHERE, "trust_remote_code"})
+        if unknown or model_arguments.get("export"):
             raise OptionError(
                 f"model_kwargs has {', '.join(unknown) or 'export'}, which means nothing for the ONNX file of "
                 f"{model_name_or_path}",

@@ -97,8 +97,8 @@ def _model_class(name: str) -> Any:
     """Return transformers' model class of that name; None if there is no such class."""
     import transformers
 
-    found: Any = getattr(transformers, name, None)
-    return found if inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel) else None
+    named: Any = getattr(transformers, name, None)
+    return named if inspect.isclass(named) and issubclass(named, transformers.PreTrainedModel) else None
 
 
 def load_eager(name: str, *, provider: str, threads: int) -> EagerModel:

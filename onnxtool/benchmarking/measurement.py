@@ -25,7 +25,7 @@ from onnxtool.benchmarking.report import (
     BenchmarkReport,
     BenchmarkResult,
     ComparedShape,
-    Comparison,
+    LatencyComparison,
     check_report,
     read_gates,
     require_tokens,
@@ -232,14 +232,14 @@ def _complete(report: BenchmarkReport, timer: _ShapeTimer, warnings: tuple[str, 
     )
 
 
-def _comparison(timer: _ShapeTimer) -> Comparison | None:
+def _comparison(timer: _ShapeTimer) -> LatencyComparison | None:
     other = timer.other
     if other is None:
         return None
     few = dict.fromkeys(note for note in map(few_pairs, timer.compared) if note)
     outputs = timer.differences[0].outputs
     unlike = [] if outputs else ["the models have no output in common: whether their outputs agree is not known"]
-    return Comparison(
+    return LatencyComparison(
         other=other.name,
         kind=other.kind,
         provider=other.provider,

@@ -124,8 +124,8 @@ class BenchmarkOptions(ProviderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = several(self.texts)
-        object.__setattr__(self, "texts", tuple(one if isinstance(one, TextInput) else TextInput(one) for one in given))
+        texts = several(self.texts)
+        object.__setattr__(self, "texts", tuple(one if isinstance(one, TextInput) else TextInput(one) for one in texts))
         for name in ("batch_sizes", "sequence_lengths"):
             if not getattr(self, name):
                 raise OptionError(f"{name} is empty", "pass at least one")

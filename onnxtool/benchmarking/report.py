@@ -160,7 +160,7 @@ class ComparedShape:
 
 @short_repr
 @dataclass(frozen=True)
-class Comparison:
+class LatencyComparison:
     """The model that was timed against.
 
     Attributes:
@@ -246,7 +246,7 @@ class BenchmarkReport:
     trusted: bool = True
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    comparison: Comparison | None = None
+    comparison: LatencyComparison | None = None
     gates: tuple[GateOutcome, ...] = field(default=())
 
 
@@ -316,16 +316,16 @@ def check_report(gates: Sequence[Gate], report: BenchmarkReport) -> Iterator[Gat
     shapes = [result.name for result in report.results]
     for result, other in zip(report.results, compared, strict=True):
         figures: Any = {} if other is None else to_json(other)
-        for own in (replace(result, latencies_ms=()), result.latency_ms):
-            figures |= to_json(own)
+        for part in (replace(result, latencies_ms=()), result.latency_ms):
+            figures |= to_json(part)
         for gate in gates:
             name, inner = split_gate(gate, shapes)
             if not _is_of_run(inner) and name in ("", result.name):
-                (found,) = check_gates([inner], figures)
-                yield _outcome(found, result.name, other.ratio_interval if other and inner.figure == _RATIO else None)
+                (outcome,) = check_gates([inner], figures)
+                yield _outcome(outcome, result.name, other.ratio_interval if other and inner.figure == _RATIO else None)
     for gate in filter(_is_of_run, gates):
-        (found,) = check_gates([gate], to_json(replace(report, results=())))
-        yield _outcome(found, "", None)
+        (outcome,) = check_gates([gate], to_json(replace(report, results=())))
+        yield _outcome(outcome, "", None)
 
 
 def _outcome(result: GateResult, shape: str, interval: tuple[float, float] | None) -> GateOutcome:

@@ -109,11 +109,11 @@ class SessionRunner:
     def _own(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         inputs = self.session.model.structure.inputs
         holders = [info for info in inputs if is_nested(info)]
-        found = {name: array for name, array in feeds.items() for info in holders if is_part(name, info)}
-        return found | {
+        parts = {name: array for name, array in feeds.items() for info in holders if is_part(name, info)}
+        return parts | {
             info.name: feeds[info.name] if info.dtype == "string" else feeds[info.name].astype(info.dtype, copy=False)
             for info in inputs
-            if info.name in feeds and info.name not in found
+            if info.name in feeds and info.name not in parts
         }
 
 

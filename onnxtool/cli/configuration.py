@@ -52,7 +52,7 @@ class Configured(NamedTuple):
     source: str
 
 
-class Setting(NamedTuple):
+class RawSetting(NamedTuple):
     """A value from a file, as parsed, with the folder of the file; or text from the environment, without one."""
 
     value: Any
@@ -82,25 +82,25 @@ def all_of(context: click.Context) -> tuple[Configured, ...]:
 
 def sources_of(context: click.Context, text: str) -> str:
     """Name the source of each configured option that the error `text` mentions, one per line."""
-    spoken = (
-        one
-        for one in all_of(context)
-        if f"--{one.option}" in text
-        or (re.search(rf"(?<![a-z_]){one.option}(?![a-z_])", text) and str(one.value) in text)
+    mentioned = (
+        setting
+        for setting in all_of(context)
+        if f"--{setting.option}" in text
+        or (re.search(rf"(?<![a-z_]){setting.option}(?![a-z_])", text) and str(setting.value) in text)
     )
-    return "\n".join(f"--{one.option} is set in {one.source}" for one in spoken)
+    return "\n".join(f"--{setting.option} is set in {setting.source}" for setting in mentioned)
 
 
 def all_configured(context: click.Context) -> tuple[list[Configured], list[str]]:
     """Return what is configured here for all commands, and the problems found."""
-    found: list[Configured] = []
+    configured: list[Configured] = []
     problems: dict[str, None] = {}
     for table, command in _commands(context):
         try:
-            found += _resolve(click.Context(command), table, None).values()
+            configured += _resolve(click.Context(command), table, None).values()
         except click.UsageError as error:
             problems[error.message.replace("\n", ": ")] = None
-    return found, [*problems, *unknown_variables(context)]
+    return configured, [*problems, *unknown_variables(context)]
 
 
 def unknown_variables(context: click.Context) -> list[str]:
@@ -126,7 +126,8 @@ def _commands(context: click.Context) -> Iterator[tuple[str, click.Command]]:
 def options_of(command: click.Command) -> dict[str, click.Option]:
     """Return the options that can be configured, by name; --config is read before."""
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
-    return {name[2:]: one for one in options for name in one.opts if name.startswith("--") and name != "--config"}
+    names = ((name, option) for option in options for name in option.opts if name.startswith("--"))
+    return {name[2:]: option for name, option in names if name != "--config"}
 
 
 def effect_of(option: click.Option, value: Any = None) -> Effect:
@@ -142,13 +143,13 @@ def _configure(context: click.Context, _parameter: click.Parameter, file: Path |
         return
     table = "_".join(context.command_path.split()[1:])
     try:
-        found = _resolve(context, table, file)
+        resolved = _resolve(context, table, file)
     except click.UsageError:
         if table != "env" or file is not None:
             raise
-        found = {}  # `onnxtool env` lists what is wrong with a configuration
-    context.default_map = {name: one.value for name, one in found.items()}
-    context.meta[__name__] = found.values()
+        resolved = {}  # `onnxtool env` lists what is wrong with a configuration
+    context.default_map = {name: setting.value for name, setting in resolved.items()}
+    context.meta[__name__] = resolved.values()
 
 
 def _resolve(context: click.Context, command: str, path: Path | None) -> dict[str, Configured]:
@@ -158,11 +159,11 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
         UsageError: a file cannot be read, or a value is not valid for its option.
     """
     options = options_of(context.command)
-    found = {}
+    resolved = {}
     for name, setting in settings_of(command, path).items():
         place = f"{setting.source}: {name}"
         if name not in options:
-            known = [one for one, option in options.items() if setting.folder is None or not effect_of(option)]
+            known = [key for key, option in options.items() if setting.folder is None or not effect_of(option)]
             raise click.UsageError(f"{place} is not an option of onnxtool {command}{_suggestion(name, known)}", context)
         option = options[name]
         effect = "" if setting.folder is None else effect_of(option, setting.value)
@@ -178,39 +179,39 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
             value = _value(context, option, setting, is_own=path is not None)
         except (click.BadParameter, OptionError) as error:
             raise click.UsageError(f"{place}: {error.message}", context) from error
-        found[str(option.name)] = Configured(command, name, value, setting.source)
-    return found
+        resolved[str(option.name)] = Configured(command, name, value, setting.source)
+    return resolved
 
 
-def settings_of(command: str, path: Path | None = None) -> dict[str, Setting]:
+def settings_of(command: str, path: Path | None = None) -> dict[str, RawSetting]:
     """Return the settings of `command` by option name: from a file or the found ones, overridden by the environment.
 
     Raises:
         UsageError: a file cannot be read, or has other tables than those of commands, or not this one.
     """
-    found: dict[str, Setting] = {}
+    settings: dict[str, RawSetting] = {}
     nearest: Path | None = None
     for file in _find_files() if path is None else [path]:
         table = _read(file).get(command)
         if table is not None and nearest in (None, file.parent):
-            nearest, found = file.parent, table | found
+            nearest, settings = file.parent, table | settings
     if path is not None and nearest is None:
         raise click.UsageError(f"{path} has no table [{_prefix(path)}{command}]\nadd one, or leave --config out")
     beginning = f"{PREFIX}{command}_".upper()
     variables = ((name, value) for name, value in os.environ.items() if name.startswith(beginning))
-    return found | {name.removeprefix(beginning).lower(): Setting(value, name) for name, value in variables}
+    return settings | {name.removeprefix(beginning).lower(): RawSetting(value, name) for name, value in variables}
 
 
 def _find_files() -> list[Path]:
     """Return the files that may configure onnxtool here, in order of precedence."""
     try:
-        here = Path.cwd()
+        folder_here = Path.cwd()
     except FileNotFoundError:  # the working directory was removed
         return []
-    above = (here, *here.parents)
+    above = (folder_here, *folder_here.parents)
     root = next((number for number, folder in enumerate(above) if (folder / ".git").exists()), 0)
     paths = (folder / name for folder in above[: root + 1] for name in (OWN_FILE, PROJECT_FILE))
-    return [Path(os.path.relpath(path, here)) for path in paths if path.is_file()]
+    return [Path(os.path.relpath(path, folder_here)) for path in paths if path.is_file()]
 
 
 def _prefix(path: Path) -> str:
@@ -218,7 +219,7 @@ def _prefix(path: Path) -> str:
     return "tool.onnxtool." if path.name == PROJECT_FILE else ""
 
 
-def _read(path: Path) -> dict[str, dict[str, Setting]]:
+def _read(path: Path) -> dict[str, dict[str, RawSetting]]:
     """Return the settings in a file by command; none for a pyproject.toml without any."""
     try:
         note_input(path)
@@ -233,17 +234,17 @@ def _read(path: Path) -> dict[str, dict[str, Setting]]:
         raise click.UsageError(f"{path} is not valid TOML: {error}\ncorrect the file") from error
     for part in _prefix(path).split(".")[:-1]:
         tables = tables.get(part, {}) if isinstance(tables, dict) else {}
-    found = {}
+    commands = {}
     for name, table in tables.items() if isinstance(tables, dict) else [("COMMAND", tables)]:
         place = f"[{_prefix(path)}{name}]"
         if not isinstance(table, dict):
             raise click.UsageError(f"{place[1:-1]} of {path} is not a table\nwrite it as {place}")
         if name not in TABLES:
             raise click.UsageError(f"{path} has {place}, and there is no such command{_suggestion(name, TABLES)}")
-        found[name] = {
-            key.replace("-", "_"): Setting(value, f"{path} {place}", path.parent) for key, value in table.items()
+        commands[name] = {
+            key.replace("-", "_"): RawSetting(value, f"{path} {place}", path.parent) for key, value in table.items()
         }
-    return found
+    return commands
 
 
 def _suggestion(name: str, names: Iterable[str]) -> str:
@@ -254,7 +255,7 @@ def _suggestion(name: str, names: Iterable[str]) -> str:
     return f". Did you mean {close[0]!r}?" if close else f"; use one of {', '.join(names)}"
 
 
-def _value(context: click.Context, option: click.Option, setting: Setting, *, is_own: bool) -> Any:
+def _value(context: click.Context, option: click.Option, setting: RawSetting, *, is_own: bool) -> Any:
     """Convert a setting to the option's type.
 
     Raises:

@@ -96,13 +96,13 @@ def main() -> None:
 
 def find_command(path: str) -> click.Command:
     """Return the matching command of RUNNABLE."""
-    found: click.Command = main
+    group: click.Command = main
     for name in path.split():
-        assert isinstance(found, click.Group)  # noqa: S101  the first names are groups
-        command = found.get_command(click.Context(found), name)
+        assert isinstance(group, click.Group)  # noqa: S101  the first names are groups
+        command = group.get_command(click.Context(group), name)
         assert command is not None  # noqa: S101  every name has a command
-        found = command
-    return found
+        group = command
+    return group
 
 
 def run_arguments(arguments: Sequence[str]) -> int:

@@ -31,33 +31,34 @@ def command(options: PlacementOptions, *, result: Result) -> int:
         return _place(options.model, options.provider, result)
 
     report = describe_environment()
-    found, wrong = all_configured(click.get_current_context())
+    configured, wrong = all_configured(click.get_current_context())
     report = replace(report, problems=(*report.problems, *wrong))
-    result.emit({**vars(report), "configuration": found, "precedence": PRECEDENCE}, _blocks(report, found))
+    result.emit({**vars(report), "configuration": configured, "precedence": PRECEDENCE}, _blocks(report, configured))
     return 0
 
 
 def _place(path: Path, provider: str | None, result: Result) -> int:
     from onnxtool.runtime.environment import find_placement
 
-    found = find_placement(ModelFile.open(path), provider)
-    asked = "asked of the provider" if found.asked else "from documentation, not asked of the provider"
+    placement = find_placement(ModelFile.open(path), provider)
+    opens = placement.opens
+    origin = "asked of the provider" if placement.asked else "from documentation, not asked of the provider"
     facts = [
-        ("Model", found.model),
-        ("Provider", found.provider),
-        ("Answer", f"{asked}: {found.source}"),
-        ("Nodes", f"{found.num_taken} of {found.num_nodes} on the provider"),
-        *([] if found.opens is None else [("Session without the CPU", "opens" if found.opens else "does not open")]),
-        *([("Not checked", found.not_checked)] if found.not_checked else []),
+        ("Model", placement.model),
+        ("Provider", placement.provider),
+        ("Answer", f"{origin}: {placement.source}"),
+        ("Nodes", f"{placement.num_taken} of {placement.num_nodes} on the provider"),
+        *([] if opens is None else [("Session without the CPU", "opens" if opens else "does not open")]),
+        *([("Not checked", placement.not_checked)] if placement.not_checked else []),
     ]
-    rows = [(node.operator, node.name, node.layer) for node in found.refused]
+    rows = [(node.operator, node.name, node.layer) for node in placement.refused]
     blocks: list[Block] = [Facts(facts)]
     if rows:
         blocks += [Heading("Nodes that it does not take"), Table(("operator", "node", "layer"), rows)]
-    result.emit(found, [*blocks, *map(Note, found.reasons)])
-    if not found.whole:
-        say(f"{found.model} does not run wholly on {found.provider}")
-    return 0 if found.whole else 1
+    result.emit(placement, [*blocks, *map(Note, placement.reasons)])
+    if not placement.whole:
+        say(f"{placement.model} does not run wholly on {placement.provider}")
+    return 0 if placement.whole else 1
 
 
 def _blocks(report: EnvironmentReport, configured: Sequence[Configured]) -> list[Block]:
@@ -70,7 +71,7 @@ def _blocks(report: EnvironmentReport, configured: Sequence[Configured]) -> list
         Heading("Configuration, by the first of " + ", ".join(PRECEDENCE)),
         Table(
             ("command", "option", "value", "from"),
-            [(one.command, one.option, str(one.value), one.source) for one in configured],
+            [(setting.command, setting.option, str(setting.value), setting.source) for setting in configured],
         )
         if configured
         else Facts([("set", "nothing")]),

@@ -24,7 +24,7 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit_plan, f
 from onnxtool.cli.stats_blocks import Section
 from onnxtool.cli.streams import say
 from onnxtool.evaluation.options import EvaluateOptions
-from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, PrunedResult, SystemReport
+from onnxtool.evaluation.report import EvaluationReport, GateCheck, PrunedResult, SystemComparison, SystemReport
 from onnxtool.model_file import check_writable
 from onnxtool.reports import WritePlan, planned_files
 
@@ -117,7 +117,7 @@ def evaluation_blocks(report: EvaluationReport) -> list[Block]:
         Heading("Measures, with 95% intervals over queries"),
         Table(
             ("measure", "mean", "from", "to"),
-            [(name, f"{one.mean:.4f}", f"{one.low:.4f}", f"{one.high:.4f}") for name, one in report.measures.items()],
+            [(name, *(f"{value:.4f}" for value in (of.mean, of.low, of.high))) for name, of in report.measures.items()],
             frozenset({"mean", "from", "to"}),
         ),
         *(Note(note) for note in report.notes),
@@ -129,15 +129,15 @@ def evaluation_blocks(report: EvaluationReport) -> list[Block]:
     return [*blocks, *gate_blocks(report.gates)]
 
 
-def _comparison(report: EvaluationReport, against: Comparison) -> list[Block]:
+def _comparison(report: EvaluationReport, against: SystemComparison) -> list[Block]:
     base = against.base
     columns = ("measure", "model", "base", "change", "relative", "from", "to", "p", "better", "worse")
     rows = []
-    for name, one in against.measures.items():
-        relative = "" if one.relative is None else f"{one.relative:+.2%}"
-        figures = (f"{report.measures[name].mean:.4f}", f"{one.base:.4f}", f"{one.change:+.4f}", relative)
-        interval = (f"{one.low:+.4f}", f"{one.high:+.4f}", f"{one.p_value:.3g}")
-        rows.append((name, *figures, *interval, str(one.num_better), str(one.num_worse)))
+    for name, difference in against.measures.items():
+        relative = "" if difference.relative is None else f"{difference.relative:+.2%}"
+        figures = (f"{report.measures[name].mean:.4f}", f"{difference.base:.4f}", f"{difference.change:+.4f}", relative)
+        interval = (f"{difference.low:+.4f}", f"{difference.high:+.4f}", f"{difference.p_value:.3g}")
+        rows.append((name, *figures, *interval, str(difference.num_better), str(difference.num_worse)))
     same = f"{against.num_equal_top_10:,} of {report.num_queries:,} queries have the same 10 in the same order"
     blocks: list[Block] = [
         Heading("Against the base"),
@@ -156,7 +156,8 @@ def _comparison(report: EvaluationReport, against: Comparison) -> list[Block]:
         first = next(iter(report.measures))
         heads = ("query", first, "base", "text")
         lost = [
-            (one.id, f"{one.measures[first]:.3f}", f"{one.base[first]:.3f}", _cut(one.text)) for one in against.lost
+            (query.id, f"{query.measures[first]:.3f}", f"{query.base[first]:.3f}", _cut(query.text))
+            for query in against.lost
         ]
         blocks += [Heading("Queries that lost most"), Table(heads, lost, frozenset(heads[1:3]))]
     return blocks
@@ -205,11 +206,11 @@ def _query_time(system: SystemReport) -> str:
 
 
 def _terms(system: SystemReport) -> list[tuple[str, str]]:
-    found = system.terms
-    if found is None:
+    terms = system.terms
+    if terms is None:
         return []
-    numbers = f"{found.query_terms:.0f} of a query, {found.document_terms:.0f} of a document"
-    return [("Terms", f"{numbers}; {found.sparsity:.2%} of all weights are zero")]
+    numbers = f"{terms.query_terms:.0f} of a query, {terms.document_terms:.0f} of a document"
+    return [("Terms", f"{numbers}; {terms.sparsity:.2%} of all weights are zero")]
 
 
 def _cut(text: str) -> str:
@@ -260,16 +261,16 @@ def _chart(name: str, results: Sequence[PrunedResult]) -> dict[str, Any]:
     rules = list(dict.fromkeys(_rule(result) for result in results[1:]))
     points: list[dict[str, Any]] = []
     places: dict[str, list[tuple[float, float]]] = {rule: [] for rule in rules}
-    for one, (mean, change) in zip(results, ends, strict=True):
-        x, y, rule, whisker, label = across(one.sizes.index_bytes), down(mean), 0, "", one.prune
+    for result, (mean, change) in zip(results, ends, strict=True):
+        x, y, rule, whisker, label = across(result.sizes.index_bytes), down(mean), 0, "", result.prune
         if change:
             whisker = f"M{x} {down(whole + change.low)}V{down(whole + change.high)}"
-            if places[_rule(one)]:  # the first point of a line has the rule's name too
-                label = label.removeprefix(f"{_rule(one)}:")
-            places[_rule(one)].append((x, y))
-            rule = 1 + rules.index(_rule(one))
-        title = f"{one.prune}: {mean:.4f}, {format_bytes(one.sizes.index_bytes)}"
-        point = {"label": label, "title": title, "chosen": one.chosen, "rule": rule}
+            if places[_rule(result)]:  # the first point of a line has the rule's name too
+                label = label.removeprefix(f"{_rule(result)}:")
+            places[_rule(result)].append((x, y))
+            rule = 1 + rules.index(_rule(result))
+        title = f"{result.prune}: {mean:.4f}, {format_bytes(result.sizes.index_bytes)}"
+        point = {"label": label, "title": title, "chosen": result.chosen, "rule": rule}
         points.append({"x": x, "y": y, "whisker": whisker, **point})
     lines = [{"name": rule, "points": [f"{x} {y}" for x, y in sorted(of_rule)]} for rule, of_rule in places.items()]
     ends_of_axes = {"low": f"{low:.3f}", "high": f"{high:.3f}", "largest": format_bytes(largest), "whole": down(whole)}

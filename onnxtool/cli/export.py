@@ -80,8 +80,8 @@ def command(
         if options.precisions:
             from onnxtool.release.variants import export_variants
 
-            made = export_variants(options)
-            report, variants = made.export, made.variants
+            exported_set = export_variants(options)
+            report, variants = exported_set.export, exported_set.variants
         else:
             report = export_model(exported)
         if optimize:

@@ -53,7 +53,7 @@ class Box(NamedTuple):
     note: str = ""
 
 
-class _Graph:
+class _DrawnGraph:
     """A graph to be drawn as boxes."""
 
     def __init__(self, stats: Stats, changed: frozenset[str] = frozenset()) -> None:
@@ -125,10 +125,10 @@ def graph_drawing(report: Stats | Difference) -> str:
         # Where operators differ, the edges to them do as well.
         edges = () if report.delta.ops else report.delta.edges.changes
         changed = frozenset(change.node for change in edges)
-        graphs = model, base = [_Graph(report.model, changed), _Graph(report.base)]
+        graphs = model, base = [_DrawnGraph(report.model, changed), _DrawnGraph(report.base)]
         boxes = _compare(model, base, model.blocks, base.blocks)
     else:
-        graphs = [model] = [_Graph(report)]
+        graphs = [model] = [_DrawnGraph(report)]
         boxes = model.boxes(model.blocks, numbered=True)
     after, before = graphs[0].stats, graphs[-1].stats
     too_large = [graph.stats.path for graph in graphs if not graph.is_drawn]
@@ -162,7 +162,9 @@ def _title(block: RepeatedBlock) -> str:
     return f"x {block.times}: {block.length} nodes, {wired}"
 
 
-def _compare(model: _Graph, base: _Graph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]) -> list[Box]:
+def _compare(
+    model: _DrawnGraph, base: _DrawnGraph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]
+) -> list[Box]:
     """Draw the common parts of two lists once, and between them removed parts next to added ones."""
     anchors = [_anchor(graph, blocks) for graph, blocks in ((model, after), (base, before))]
     if anchors[0] < 0 or anchors[1] < 0:
@@ -178,7 +180,7 @@ def _compare(model: _Graph, base: _Graph, after: Sequence[RepeatedBlock], before
     return [*left, pair, *_compare(model, base, after[here + 1 :], before[there + 1 :])]
 
 
-def _anchor(graph: _Graph, blocks: Sequence[RepeatedBlock]) -> int:
+def _anchor(graph: _DrawnGraph, blocks: Sequence[RepeatedBlock]) -> int:
     """Return the position of the repeated block with the most nodes; -1 if all are small parts of the graph."""
     place = max(range(len(blocks)), key=lambda place: blocks[place].end - blocks[place].start, default=-1)
     is_large = place >= 0 and (blocks[place].end - blocks[place].start) * _ANCHOR >= len(graph.calls)
@@ -186,7 +188,7 @@ def _anchor(graph: _Graph, blocks: Sequence[RepeatedBlock]) -> int:
 
 
 def _opcodes(
-    model: _Graph, base: _Graph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]
+    model: _DrawnGraph, base: _DrawnGraph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]
 ) -> Sequence[tuple[str, int, int, int, int]]:
     """Align two lists by their operators, as many as are drawn."""
     new = [model.key(block, exact=False) for block in after[:_MAX_BOXES]]
@@ -194,7 +196,9 @@ def _opcodes(
     return SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
 
 
-def _equal(model: _Graph, base: _Graph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]) -> list[Box]:
+def _equal(
+    model: _DrawnGraph, base: _DrawnGraph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]
+) -> list[Box]:
     """Draw blocks of the same operators; different attributes, or changed edges, mark them as changed."""
     pairs = zip(after, before, strict=True)
     changed = [model.key(new, exact=True) != base.key(old, exact=True) or model.is_changed(new) for new, old in pairs]
@@ -205,7 +209,7 @@ def _equal(model: _Graph, base: _Graph, after: Sequence[RepeatedBlock], before: 
 
 
 def _compare_items(
-    model: _Graph, base: _Graph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]
+    model: _DrawnGraph, base: _DrawnGraph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]
 ) -> list[Box]:
     boxes: list[Box] = []
     for kind, i, j, k, m in _opcodes(model, base, after, before):
@@ -223,7 +227,7 @@ def _compare_items(
 
 
 def _sides(
-    model: _Graph, base: _Graph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]
+    model: _DrawnGraph, base: _DrawnGraph, after: Sequence[RepeatedBlock], before: Sequence[RepeatedBlock]
 ) -> tuple[list[Box], list[Box]]:
     """Draw two blocks separately, marking the parts that the other lacks."""
     new: list[Box] = []

@@ -173,11 +173,11 @@ def command(
     is_vectors = printed.format_name == VECTORS
     if is_vectors:
         refuse(_BESIDE_VECTORS, "--output is a file of vectors;")
-    asked = timing() if benchmark else None
+    benchmark_options = timing() if benchmark else None
     if dry_run:
         _plan(options, printed)
-    elif asked is not None:
-        return run_benchmark(options, asked, printed)
+    elif benchmark_options is not None:
+        return run_benchmark(options, benchmark_options, printed)
     elif is_vectors:
         write_vector_file(options, printed)
     else:
@@ -198,19 +198,19 @@ def _check(options: InferOptions, *, is_benchmark: bool) -> None:
     Raises:
         UsageError: an option has no effect, or there is nothing to run.
     """
-    given = click.get_current_context().params
+    params = click.get_current_context().params
     for name in ("model_path", "input", "output"):
-        if isinstance(given.get(name), Uri):
+        if isinstance(params.get(name), Uri):
             raise click.UsageError(
-                f"{given[name]} is in an object store, which is for encoding a corpus: pass --input and --output NAME/"
+                f"{params[name]} is in an object store, which is for encoding a corpus: pass --input and --output NAME/"
             )
     refuse(_FOR_CORPORA, "no folder to encode into: pass --output NAME/, or")
     has_texts = bool(options.texts or options.images) or options.input_path is not None
     if not is_benchmark:
         refuse(_FOR_BENCHMARKS, "nothing is timed without --benchmark; pass it, or")
         if not has_texts:
-            beside = " beside --query" if options.query is not None else ""
-            raise click.UsageError(f"nothing to run: pass --text, --image, --input or --benchmark{beside}")
+            suffix = " beside --query" if options.query is not None else ""
+            raise click.UsageError(f"nothing to run: pass --text, --image, --input or --benchmark{suffix}")
         return
     refuse(_FOR_TEXTS - {"text", "input", "model_name"}, "--benchmark times the model and gives no answers;")
     if has_texts:
@@ -385,8 +385,8 @@ def _ranking_blocks(report: InferReport) -> list[Block]:
 
 def _similarity_blocks(report: InferReport) -> list[Block]:
     rows = [(str(number), *_read(report, answer)) for number, answer in enumerate(report.answers, start=1)]
-    what = "Images" if _is_of_pictures(report) else "Texts"
-    blocks: list[Block] = [Heading(what), Table(("#", *_columns(report)), rows, frozenset({"#", "tokens"}))]
+    title = "Images" if _is_of_pictures(report) else "Texts"
+    blocks: list[Block] = [Heading(title), Table(("#", *_columns(report)), rows, frozenset({"#", "tokens"}))]
     if len(rows) <= _MAX_MATRIX:
         numbers = [row[0] for row in rows]
         matrix = [
@@ -399,7 +399,8 @@ def _similarity_blocks(report: InferReport) -> list[Block]:
         other = max((index for index in range(len(row)) if index != place), key=lambda index: row[index])
         nearest.append((str(place + 1), str(other + 1), f"{row[other]:.4f}"))
     columns = ("#", "nearest", "cosine")
-    return [*blocks, Heading(f"Nearest other {what[:-1].lower()} of each"), Table(columns, nearest, frozenset(columns))]
+    heading = Heading(f"Nearest other {title[:-1].lower()} of each")
+    return [*blocks, heading, Table(columns, nearest, frozenset(columns))]
 
 
 def _vector_blocks(report: InferReport) -> list[Block]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from onnxtool.benchmarking.options import BenchmarkOptions
-from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, Comparison, GateOutcome
+from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, GateOutcome, LatencyComparison
 from onnxtool.cli.options import Result, refused_gates
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_duration, table_of
@@ -120,7 +120,7 @@ def _texts(results: Sequence[BenchmarkResult]) -> Iterator[Block]:
         yield table_of(rows)
 
 
-def _comparison(report: BenchmarkReport, comparison: Comparison) -> Iterator[Block]:
+def _comparison(report: BenchmarkReport, comparison: LatencyComparison) -> Iterator[Block]:
     yield Heading(f"In turns with {comparison.other}")
     yield Facts(
         [

@@ -164,14 +164,14 @@ def _candidates(candidates: Sequence[Candidate]) -> list[Block]:
     shapes = tuple(dict.fromkeys(shape for candidate in candidates for shape in candidate.latency_ms))
     measures = tuple(dict.fromkeys(name for candidate in candidates for name in candidate.quality))
     rows = []
-    for one in candidates:
-        latencies = [f"{one.latency_ms[shape]:.4g} ms" if shape in one.latency_ms else "" for shape in shapes]
-        size = "" if one.size_bytes is None else format_bytes(one.size_bytes)
-        error = "" if one.error is None else f"{one.error:.2g}"
-        verdict = "chosen" if one.chosen else one.reason or (one.not_judged and f"not judged: {one.not_judged}")
-        quality = [f"{one.quality[name]:.4f}" if name in one.quality else "" for name in measures]
-        provider = one.provider if len({candidate.provider for candidate in candidates}) > 1 else ""
-        name = " ".join(filter(None, (provider, one.precision, one.activations)))
+    for tried in candidates:
+        latencies = [f"{tried.latency_ms[shape]:.4g} ms" if shape in tried.latency_ms else "" for shape in shapes]
+        size = "" if tried.size_bytes is None else format_bytes(tried.size_bytes)
+        error = "" if tried.error is None else f"{tried.error:.2g}"
+        verdict = "chosen" if tried.chosen else tried.reason or (tried.not_judged and f"not judged: {tried.not_judged}")
+        quality = [f"{tried.quality[name]:.4f}" if name in tried.quality else "" for name in measures]
+        provider = tried.provider if len({candidate.provider for candidate in candidates}) > 1 else ""
+        name = " ".join(filter(None, (provider, tried.precision, tried.activations)))
         rows.append((name, *latencies, size, error, *quality, verdict))
     figures = (*shapes, "size", "error", *measures)
     return [

@@ -127,10 +127,10 @@ def derived_options(**classes: type) -> Callable[[Command], Command]:
         def call(**values: Any) -> Any:
             objects: dict[str, Any] = {}
             for keyword, options_class in classes.items():
-                given = {field.name: values[field.parameter] for field in fields[keyword]}
+                arguments = {field.name: values[field.parameter] for field in fields[keyword]}
                 needed = (field.name for field in fields[keyword] if field.default is _MISSING)
-                made = None if any(given[name] is None for name in needed) else partial(options_class, **given)
-                objects[keyword] = made() if made and keyword == first else made
+                make = None if any(arguments[name] is None for name in needed) else partial(options_class, **arguments)
+                objects[keyword] = make() if make and keyword == first else make
             return command(**objects, **{name: value for name, value in values.items() if name not in options})
 
         # Like click's own decorators, which apply from the last line to the first.
@@ -150,7 +150,7 @@ def _fields(options_class: type) -> list[_Field]:
     """Read the fields of a dataclass that are options; keyword-only fields come last."""
     defaults = {field.name: field.default for field in fields(options_class) if field.default is not MISSING}
     named = {field.name for field in fields(options_class) if field.kw_only}
-    found = []
+    described_fields = []
     hints = get_type_hints(options_class, include_extras=True)
     for name, hint in sorted(hints.items(), key=lambda item: item[0] in named):
         described = next((item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Option)), None)
@@ -158,8 +158,8 @@ def _fields(options_class: type) -> list[_Field]:
             plain = get_args(hint)[0]
             if isinstance(plain, UnionType):
                 plain, *_ = (kind for kind in get_args(plain) if kind not in (NoneType, Uri))
-            found.append(_Field(name, plain, defaults.get(name, _MISSING), described, hint))
-    return found
+            described_fields.append(_Field(name, plain, defaults.get(name, _MISSING), described, hint))
+    return described_fields
 
 
 def _option(field: _Field, *, required: bool) -> FieldOption:
@@ -219,10 +219,10 @@ def _protect_inputs(context: click.Context) -> None:
         UsageError: two outputs are the same file.
     """
     paths = [
-        (one.opts[0], one.type.writes, path)
-        for one in context.command.params
-        if isinstance(one.type, PathType | CheckpointType)
-        for path in several_of(context.params.get(one.name or ""))
+        (parameter.opts[0], parameter.type.writes, path)
+        for parameter in context.command.params
+        if isinstance(parameter.type, PathType | CheckpointType)
+        for path in several_of(context.params.get(parameter.name or ""))
     ]
     found_by_library = ("--model_path", "--model", "--data", "--check", "--public_key", "--config")
     for name, writes, path in paths:
@@ -235,7 +235,7 @@ def _protect_inputs(context: click.Context) -> None:
         if writes and path != STDOUT:
             if not path.is_dir():
                 check_not_input(path)
-            same = next((one for one in outputs if path.exists() and one.exists() and path.samefile(one)), path)
+            same = next((known for known in outputs if path.exists() and known.exists() and path.samefile(known)), path)
             if (other := outputs.setdefault(Path(os.path.realpath(same)), name)) != name:
                 raise click.UsageError(f"{other} and {name} are both {path}\npass two files", context)
 
@@ -281,8 +281,8 @@ def set_up_logging(context: click.Context, log_level: str | None, verbose: int) 
     logger.propagate = False  # a library may have added a handler to the root logger
     logger.setLevel(_LEVELS[log_level] if log_level else _OF_VERBOSITY[min(verbose, len(_OF_VERBOSITY) - 1)])
 
-    for one in all_of(context):
-        logger.info("--%s is %s, from %s", one.option, one.value, one.source)
+    for setting in all_of(context):
+        logger.info("--%s is %s, from %s", setting.option, setting.value, setting.source)
 
     def take_back() -> None:
         logger.setLevel(before[0])
@@ -393,7 +393,7 @@ def format_of(output: Path | None, format_name: str, formats: Sequence[str]) -> 
         return format_name
     suffix = "".join(output.suffixes[-2:] if output.suffix.lower() == ".gz" else output.suffixes[-1:]).lower()
     if _SUFFIXES.get(suffix) not in formats:
-        known = [name for name, one in _SUFFIXES.items() if name and one in formats]
+        known = [name for name, suffix_format in _SUFFIXES.items() if name and suffix_format in formats]
         raise click.UsageError(
             f"--output {output} is named as {suffix[1:]}, and this result is written as {', '.join(formats)}\n"
             f"choose one of {', '.join(known)}, or the format by --format"
@@ -432,19 +432,19 @@ def model_argument(name: str, metavar: str = "MODEL") -> Callable[[Command], Com
 
     def decorate(command: Command) -> Command:
         params: list[click.Parameter] = vars(command)["__click_params__"]
-        option = next(one for one in params if one.name == name)
+        option = next(parameter for parameter in params if parameter.name == name)
         consume = option.consume_value
 
         def keep(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
             ctx.meta[f"{__name__}.{name}"] = value
 
         def consume_either(ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
-            given = ctx.meta[f"{__name__}.{name}"]
-            if given is None:
+            argument = ctx.meta[f"{__name__}.{name}"]
+            if argument is None:
                 return consume(ctx, opts)
             if opts.get(name) is not None:
-                raise click.UsageError(f"{metavar} is given twice: {given}, and {opts[name]} by --{name}", ctx)
-            return given, ParameterSource.COMMANDLINE
+                raise click.UsageError(f"{metavar} is given twice: {argument}, and {opts[name]} by --{name}", ctx)
+            return argument, ParameterSource.COMMANDLINE
 
         option.consume_value = consume_either  # type: ignore[method-assign]
         params.append(

@@ -52,20 +52,20 @@ def command(request: _Request, *, format_name: str, quiet: bool) -> int:
     from onnxtool.release.config import read_config
     from onnxtool.release.run import make_release
 
-    made, checked = None, None
-    with progress(quiet=quiet):
-        if request.config is not None:
-            config = read_config(request.config)
-            config = config if request.output is None else replace(config, output=request.output)
-            made = make_release(config, force=request.force, dry_run=request.dry_run)
-        elif request.check is not None:
+    if request.check is not None:
+        with progress(quiet=quiet):
             checked = check_release(request.check, **{name: getattr(request, name) for name in _SIGNER})
-    emit(made or checked, release_blocks(made) if made else check_blocks(checked) if checked else [], format_name)
-    if checked is None or checked.passed:
-        return 0
-    for problem in checked.problems:
-        say(f"problem: {problem}")
-    return 1
+        emit(checked, check_blocks(checked), format_name)
+        for problem in checked.problems:
+            say(f"problem: {problem}")
+        return 0 if checked.passed else 1
+    assert request.config is not None  # noqa: S101  as `_check_request` requires
+    with progress(quiet=quiet):
+        config = read_config(request.config)
+        config = config if request.output is None else replace(config, output=request.output)
+        report = make_release(config, force=request.force, dry_run=request.dry_run)
+    emit(report, release_blocks(report), format_name)
+    return 0
 
 
 def _check_request(request: _Request) -> None:
@@ -76,10 +76,10 @@ def _check_request(request: _Request) -> None:
     """
     if (request.config is None) == (request.check is None):
         raise click.UsageError("pass either --config, to make a release, or --check, to check one")
-    given = [f"--{name}" for name in _SIGNER if getattr(request, name)]
-    if given and request.check is None:
-        raise click.UsageError(f"{given[0]} is for --check")
-    if bool(request.identity) != bool(request.issuer) or len(given) == 3:
+    signer_options = [f"--{name}" for name in _SIGNER if getattr(request, name)]
+    if signer_options and request.check is None:
+        raise click.UsageError(f"{signer_options[0]} is for --check")
+    if bool(request.identity) != bool(request.issuer) or len(signer_options) == 3:
         raise click.UsageError("pass either --public_key, or --identity and --issuer")
     if request.check is not None and (request.output is not None or request.force):
         unused = "--force" if request.output is None else "--output"
@@ -94,8 +94,9 @@ def release_blocks(report: ReleaseReport) -> list[Block]:
         return [*map(Note, report.notes), Note("nothing was written")]
     rows = []
     for model in report.models:
-        found = next(iter(model.evaluations), None)
-        measures = "" if found is None else ", ".join(f"{name} {one.mean:.4f}" for name, one in found.measures.items())
+        evaluation = next(iter(model.evaluations), None)
+        means = {} if evaluation is None else {name: of.mean for name, of in evaluation.measures.items()}
+        measures = ", ".join(f"{name} {mean:.4f}" for name, mean in means.items())
         cosine = min((step.cosine_min for step in model.verification), default=None)
         rows.append((model.path, "" if cosine is None else f"{cosine:.6f}", measures))
     return [

@@ -165,11 +165,11 @@ def show(value: Json, depth: int = 0) -> str:
 
 def verification_figures(recorded: Mapping[str, Json]) -> dict[str, str]:
     """Return the recorded figures of a verification by their labels."""
-    found = {key: value for key in VERIFICATION_LABELS if (value := recorded.get(key)) is not None}
-    figures = {VERIFICATION_LABELS[key]: show(value) for key, value in found.items()}
-    if isinstance(cosine := found.get("cosine_min"), float):
+    known = {key: value for key in VERIFICATION_LABELS if (value := recorded.get(key)) is not None}
+    figures = {VERIFICATION_LABELS[key]: show(value) for key, value in known.items()}
+    if isinstance(cosine := known.get("cosine_min"), float):
         figures[VERIFICATION_LABELS["cosine_min"]] = f"{cosine:.8f}"
-    if "atol" in found:
+    if "atol" in known:
         atol, rtol, required = (_bound(recorded.get(key)) for key in ("atol", "rtol", "cosine_required"))
         figures[VERIFICATION_LABELS["atol"]] = f"{atol} + {rtol} x largest value, cosine {required}"
     return figures

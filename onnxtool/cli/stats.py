@@ -101,7 +101,7 @@ def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> list[Gate | T
 
     gates = []
     # The command line adds to a repository's gates.
-    of_file = next((one for one in all_of(click.get_current_context()) if one.option == "fail_if"), None)
+    of_file = next((setting for setting in all_of(click.get_current_context()) if setting.option == "fail_if"), None)
     source, fixed = ("", ()) if of_file is None else (of_file.source, of_file.value)
     if expressions == fixed:
         expressions = ()
@@ -144,10 +144,10 @@ def _refused_license(allowed: Sequence[str], report: Stats | Difference) -> list
     from onnxtool.model_file.metadata import License
 
     stats = report.model if isinstance(report, Difference) else report
-    found = License(stats.license, stats.license_name)
-    if not allowed or found.is_among(allowed):
+    model_license = License(stats.license, stats.license_name)
+    if not allowed or model_license.is_among(allowed):
         return []
-    return [f"the license is {found}, and allowed_licenses are {', '.join(allowed)}"]
+    return [f"the license is {model_license}, and allowed_licenses are {', '.join(allowed)}"]
 
 
 def _page(report: Stats | Difference, gates: Sequence[str]) -> str:
@@ -188,10 +188,10 @@ def difference_comment(difference: Difference, gates: Sequence[str] = ()) -> str
     ]
     parts = {"Operators": counts_of(delta.ops), "Initializers": initializers_of(delta)}
     parts |= {"Edges": edges_of(delta.edges), "Metadata": counts_of(delta.metadata)}
-    told = [f"**{name}:** {changes or 'unchanged'}" for name, changes in parts.items()]
+    summary = [f"**{name}:** {changes or 'unchanged'}" for name, changes in parts.items()]
     notes = interface_notes(base, model, delta.inputs, delta.outputs)
     interface = f"⚠ {'; '.join(notes)}" if notes else "inputs and outputs unchanged"
-    top += ["", f"**Interface:** {interface}. {' · '.join(told)}", *_last_lines(model, gates)]
+    top += ["", f"**Interface:** {interface}. {' · '.join(summary)}", *_last_lines(model, gates)]
     return _document(top, sections)
 
 

@@ -163,9 +163,10 @@ def edges_of(edges: Edges) -> str:
 def edge_rows(edges: Edges) -> list[tuple[str, str, str, str]]:
     """Return node, what of it differs, and its values in base and model, of every change."""
     rows = []
-    for one in edges.changes:
-        part = f" in {one.layer}" if one.layer not in one.node else ""
-        rows.append((f"{one.node} ({one.op}){part}", one.what, one.before or ABSENT, one.after or ABSENT))
+    for change in edges.changes:
+        part = f" in {change.layer}" if change.layer not in change.node else ""
+        values = change.before or ABSENT, change.after or ABSENT
+        rows.append((f"{change.node} ({change.op}){part}", change.what, *values))
     return rows
 
 
@@ -473,8 +474,8 @@ def _summary_facts(stats: Stats) -> list[tuple[str, str]]:
         facts.append(("Nodes by domain", join(stats.domains)))
     if (stated := parse_text_input(stats.metadata.get(TEXT_KEY, ""))) is not None:
         facts += [("Tokenizer", note) for note in stated.notes]
-    for one in parse_sizes(stats.metadata.get(SIZES_KEY, "")) or ():
-        facts.append(("Fixed sizes", f"{join(one.sizes)} in {one.file}"))
+    for sized_file in parse_sizes(stats.metadata.get(SIZES_KEY, "")) or ():
+        facts.append(("Fixed sizes", f"{join(sized_file.sizes)} in {sized_file.file}"))
     if (compiled := parse_compiled(stats.metadata.get(COMPILED_KEY, ""))) is not None:
         on = f"{compiled.provider} {compiled.version}, onnxruntime {compiled.runtime}, {compiled.hardware}"
         facts += [("Compiled for", on), ("Compiled part", compiled.context)]

@@ -67,14 +67,14 @@ def _run_in_consumer(options: VerifyOptions, folder: Path, checkpoint: str, resu
         report = verify_in_consumer(folder, checkpoint, options)
     rows = [
         (
-            one.file or "(default)",
-            one.precision,
-            f"{one.batch_size}{f' {one.role}' if one.role else ''}",
-            "none" if one.error is None else f"{one.error:.2g}",
-            f"{one.bound:.2g}",
-            "yes" if one.passed else "NO",
+            opened.file or "(default)",
+            opened.precision,
+            f"{opened.batch_size}{f' {opened.role}' if opened.role else ''}",
+            "none" if opened.error is None else f"{opened.error:.2g}",
+            f"{opened.bound:.2g}",
+            "yes" if opened.passed else "NO",
         )
-        for one in report.results
+        for opened in report.results
     ]
     columns = ("file", "precision", "batch", "error", "bound", "passed")
     blocks: list[Block] = [
@@ -82,15 +82,15 @@ def _run_in_consumer(options: VerifyOptions, folder: Path, checkpoint: str, resu
         Table(columns, rows, frozenset({"error", "bound"})),
         *map(Note, report.notes),
         *(
-            Note(f"{one.file or '(default)'}, batch {one.batch_size}: {one.reason}")
-            for one in report.results
-            if one.reason
+            Note(f"{opened.file or '(default)'}, batch {opened.batch_size}: {opened.reason}")
+            for opened in report.results
+            if opened.reason
         ),
     ]
     result.emit(report, blocks)
     if report.passed:
         return 0
-    failed = [one for one in report.results if not one.passed]
+    failed = [opened for opened in report.results if not opened.passed]
     say(f"{len(failed)} of {len(report.results)} answers differ from PyTorch's in {report.consumer}")
     return 1
 
@@ -147,10 +147,10 @@ def _measure_drift(options: VerifyOptions, model: Path, base: Path, result: Resu
     columns = ("measure", "old", "new", "mixed", "change", "from", "to")
     rows = [
         (
-            *(name, *(f"{each.mean:.4f}" for each in (one.base, one.model, one.mixed))),
-            *(f"{value:+.4f}" for value in (one.change.change, one.change.low, one.change.high)),
+            *(name, *(f"{figure.mean:.4f}" for figure in (measure.base, measure.model, measure.mixed))),
+            *(f"{value:+.4f}" for value in (measure.change.change, measure.change.low, measure.change.high)),
         )
-        for name, one in report.measures.items()
+        for name, measure in report.measures.items()
     ]
     kept = "yes" if report.keeps_index else "no"
     facts = [(name, f"{value:.4f}") for name, value in figures if value is not None]

@@ -72,7 +72,7 @@ Rows = list[NDArray[np.float64]]
 
 @short_repr
 @dataclass(frozen=True)
-class Opened:
+class ConsumerResult:
     """The answers of a file that a consumer has opened.
 
     Attributes:
@@ -116,7 +116,7 @@ class ConsumerReport:
     checkpoint: str
     consumer: str
     num_texts: int
-    results: tuple[Opened, ...]
+    results: tuple[ConsumerResult, ...]
     notes: tuple[str, ...]
 
     @property
@@ -149,10 +149,11 @@ def verify_in_consumer(folder: StrPath, checkpoint: StrPath, options: VerifyOpti
         raise InputError(
             f"{folder} is no folder, which --consumer opens", "pass the folder that the export has written"
         )
-    loading = {one: getattr(options, one) for one in ("revision", "trust_remote_code", "allow_pickle")}
+    loading = {key: getattr(options, key) for key in ("revision", "trust_remote_code", "allow_pickle")}
     with temporary_folder() as scratch:
-        asked = ExportOptions(os.fspath(checkpoint), target=name, output=scratch / "unused", verify=False, **loading)
-        job = prepare(Request.of(asked))
+        unused = scratch / "unused"
+        exporting = ExportOptions(os.fspath(checkpoint), target=name, output=unused, verify=False, **loading)
+        job = prepare(Request.of(exporting))
         specification = job.plan.specification
         assert specification is not None  # noqa: S101  only targets for any graph have none, and these have no runner
         files = _files(specification, root)
@@ -165,21 +166,21 @@ def verify_in_consumer(folder: StrPath, checkpoint: StrPath, options: VerifyOpti
             for role in texts
         ]
         tell(f"answering texts in {specification.target.title}")
-        asked_of_it: dict[str, Any] = {"question": question, "texts": texts, "calls": calls}
-        found = _ask({"folder": str(root), **asked_of_it}, specification, options, scratch)
+        request: dict[str, Any] = {"question": question, "texts": texts, "calls": calls}
+        reply = _ask({"folder": str(root), **request}, specification, options, scratch)
     tell("answering texts in PyTorch")
-    wanted = {role: _in_pytorch(job, specification, rows, role, question) for role, rows in texts.items()}
+    expected = {role: _in_pytorch(job, specification, rows, role, question) for role, rows in texts.items()}
     precisions = dict(files)
-    results, unnamed = list[Opened](), dict[str, None]()
-    for call, answer in zip(calls, found["answers"], strict=True):
+    results, unnamed = list[ConsumerResult](), dict[str, None]()
+    for call, answer in zip(calls, reply["answers"], strict=True):
         if not answer:  # the consumer cannot be told the file
             unnamed[call["file"]] = None
             continue
         precision = precisions[answer.get("opened", call["file"])]
-        results.append(_compared(call, precision, answer, wanted[call["role"]], specification, options))
+        results.append(_compared(call, precision, answer, expected[call["role"]], specification, options))
     notes += [f"{file} was not opened by its name, which {name} cannot be told" for file in unnamed]
     num_texts = len(next(iter(texts.values())))
-    return ConsumerReport(str(folder), os.fspath(checkpoint), found["version"], num_texts, tuple(results), tuple(notes))
+    return ConsumerReport(str(folder), os.fspath(checkpoint), reply["version"], num_texts, tuple(results), tuple(notes))
 
 
 def _require_own(options: VerifyOptions) -> None:
@@ -209,24 +210,25 @@ def _files(specification: TargetSpecification, root: Path) -> list[tuple[str, st
         InputError: there is none, or a graph that the consumer would not open.
     """
     target, graph = specification.target, Path(_graph(specification))
-    precisions = {graph.name: "fp32"} | {name: one for one, names in target.variants.items() for name in names}
+    precisions = {graph.name: "fp32"}
+    precisions |= {name: precision for precision, names in target.variants.items() for name in names}
     place = root / graph.parent
-    found = sorted(path.name for path in place.glob("*.onnx")) if place.is_dir() else []
-    if target.variants and (unknown := [name for name in found if name not in precisions]):
+    present = sorted(path.name for path in place.glob("*.onnx")) if place.is_dir() else []
+    if target.variants and (unknown := [name for name in present if name not in precisions]):
         raise InputError(
             f"{target.title} opens no file called {unknown[0]}, which is in {place}",
             f"it opens {', '.join(precisions)}; move the file elsewhere",
         )
-    if not found and type(specification).pack is TargetSpecification.pack:  # else it lies in an archive
+    if not present and type(specification).pack is TargetSpecification.pack:  # else it lies in an archive
         raise InputError(
             f"{root} has no {graph}, which {target.title} opens",
             f"onnxtool export --target {target.name} writes such a folder",
         )
-    if graph.name in found:  # its precision is that of the export
+    if graph.name in present:  # its precision is that of the export
         stated = ModelFile.open(place / graph.name).metadata.get(DTYPE_KEY, "float32")
         precisions[graph.name] = DTYPES.get(stated, "fp32")
-    named = [((graph.parent / name).as_posix(), precisions[name]) for name in precisions if name in found]
-    first = next((one for _, one in named if one == target.opens), named[0][1] if named else "fp32")
+    named = [((graph.parent / name).as_posix(), precisions[name]) for name in precisions if name in present]
+    first = next((precision for _, precision in named if precision == target.opens), named[0][1] if named else "fp32")
     return [("", first), *named]
 
 
@@ -264,31 +266,31 @@ def _ask(
         InputError: it is not installed, or died.
     """
     target = specification.target
-    asked, answers, runner = scratch / "job.json", scratch / "answers.json", _RUNNERS / target.runner
+    request, answers, runner = scratch / "job.json", scratch / "answers.json", _RUNNERS / target.runner
     known = {"consumer": target.name, "graph": _graph(specification), "kind": specification.usage.kind}
     pooled = {"pooling": specification.pooling_name, "normalize": specification.scales}
-    asked.write_text(json.dumps({**known, **pooled, **job}), encoding="utf-8")
+    request.write_text(json.dumps({**known, **pooled, **job}), encoding="utf-8")
     if runner.suffix == ".mjs":
         command = [options.interpreter or "node", str(runner)]
     else:
         command = [options.interpreter or sys.executable, str(_RUNNERS / "exchange.py"), str(runner)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    way = f"{target.install}; --interpreter names the one that has it"
+    remedy = f"{target.install}; --interpreter names the one that has it"
     try:
         done = subprocess.run(
-            [*command, str(asked), str(answers)], capture_output=True, text=True, env=environment, check=False
+            [*command, str(request), str(answers)], capture_output=True, text=True, env=environment, check=False
         )
     except OSError as error:
-        raise InputError(f"{command[0]} cannot be started to run {target.title}: {error.strerror}", way) from error
+        raise InputError(f"{command[0]} cannot be started to run {target.title}: {error.strerror}", remedy) from error
     if not answers.is_file():
         last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         raise InputError(
             f"{target.title} ended with exit code {done.returncode}: {last}", "see whether it runs on its own"
         )
-    found: dict[str, Any] = read_json(answers, _MOST_BYTES)
-    if "missing" in found:
-        raise InputError(f"{target.title} is not installed: {command[0]} has no {found['missing']}", way)
-    return found
+    reply: dict[str, Any] = read_json(answers, _MOST_BYTES)
+    if "missing" in reply:
+        raise InputError(f"{target.title} is not installed: {command[0]} has no {reply['missing']}", remedy)
+    return reply
 
 
 def _in_pytorch(
@@ -316,9 +318,9 @@ def _logits(
 ) -> Iterator[NDArray[np.float64]]:
     model, limit = job.models.reference(), specification.limit(job.lengths.stated)
     for text in texts:
-        asked = [text if question is None else (question, text)]
-        read = specification.tokenizer(asked, truncation=True, max_length=limit, return_tensors="pt")
-        yield np.asarray(model(**read).logits[0].tolist(), np.float64)
+        inputs = [text if question is None else (question, text)]
+        encoded = specification.tokenizer(inputs, truncation=True, max_length=limit, return_tensors="pt")
+        yield np.asarray(model(**encoded).logits[0].tolist(), np.float64)
 
 
 def _compared(
@@ -328,7 +330,7 @@ def _compared(
     expected: Rows,
     specification: TargetSpecification,
     options: VerifyOptions,
-) -> Opened:
+) -> ConsumerResult:
     """Compare the answers to one call with PyTorch's."""
     bound = _BOUNDS.get(precision, 0.01 if options.max_error is None else options.max_error)
     error, reason = None, str(answer.get("error", ""))
@@ -347,7 +349,7 @@ def _compared(
             error = _error(found, expected, specification)
     passed = error is not None and error <= bound
     ms = answer["seconds"] * 1000 / len(expected) if "seconds" in answer else None
-    return Opened(call["file"], precision, call["batch_size"], call["role"], error, bound, passed, ms, reason)
+    return ConsumerResult(call["file"], precision, call["batch_size"], call["role"], error, bound, passed, ms, reason)
 
 
 def _as_rows(row: Any, size: int) -> NDArray[np.float64]:
@@ -367,7 +369,7 @@ def _without(row: NDArray[np.float64], specification: TargetSpecification) -> ND
 
 
 def _error(actual: Rows, expected: Rows, specification: TargetSpecification) -> float:
-    """Return the largest error of a text, as `Opened` states it; infinite where a number is not finite."""
+    """Return the largest error of a text, as `ConsumerResult` states it; infinite where a number is not finite."""
     if not all(np.isfinite(row).all() for row in actual):
         return float("inf")
     if specification.usage.kind in (SCORES, VERDICTS, TAGS):

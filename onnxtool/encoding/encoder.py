@@ -23,7 +23,7 @@ from onnxtool.encoding.manifest import make_identity
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.parquet import require_pyarrow
-from onnxtool.encoding.pipeline import CorpusModel, Plan, batch_rules, encode_windows
+from onnxtool.encoding.pipeline import CorpusModel, EncodingSettings, batch_rules, encode_windows
 from onnxtool.encoding.progress import Event, OnEvent, OnRunning, ignore
 from onnxtool.encoding.records import RUN_FILE, Records, ShardEntry, ShardTexts, begin_run
 from onnxtool.encoding.shards import ShardFormat
@@ -35,7 +35,7 @@ from onnxtool.encoding.sources import (
     find_sources,
     left_out_notes,
 )
-from onnxtool.encoding.splits import SplitWindows, Window, WindowLimits, split_corpus
+from onnxtool.encoding.splits import SplitWindows, TextWindow, WindowLimits, split_corpus
 from onnxtool.errors import InputError
 from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.heads.head import VectorForm, VectorHead
@@ -79,10 +79,10 @@ def _refuse_for_pictures(options: VectorOptions) -> None:
         InputError: it was passed.
     """
     own = {"--prompt": options.prompt, "--keep_special": options.keep_special, "--weights": options.weights}
-    if given := [*(name for name, value in own.items() if value), *options.given_for_texts]:
+    if names := [*(name for name, value in own.items() if value), *options.given_for_texts]:
         raise InputError(
-            f"{' and '.join(given)} was passed, which is for texts, but the corpus consists of images",
-            f"leave {' and '.join(given)} out",
+            f"{' and '.join(names)} was passed, which is for texts, but the corpus consists of images",
+            f"leave {' and '.join(names)} out",
         )
 
 
@@ -101,10 +101,10 @@ def _kind(model: CorpusModel, options: VectorOptions, *, is_sparse: bool) -> str
     if is_sparse and kind == "npy":
         raise InputError(f"the model gives term weights, which {kind} cannot store", "use jsonl or parquet")
     for_terms = {"--weights": options.weights, "--keep_special": options.keep_special}
-    if not is_sparse and (given := [name for name, value in for_terms.items() if value]):
+    if not is_sparse and (names := [name for name, value in for_terms.items() if value]):
         raise InputError(
-            f"{' and '.join(given)} was passed, which is for term weights, but the model gives embeddings",
-            f"leave {' and '.join(given)} out",
+            f"{' and '.join(names)} was passed, which is for term weights, but the model gives embeddings",
+            f"leave {' and '.join(names)} out",
         )
     return kind
 
@@ -162,14 +162,14 @@ def _vectors(model: LoadedModel, texts: tuple[TextInput, ...], options: VectorOp
         yield vectors.vectors if isinstance(vectors, TokenVectors) else vectors
 
 
-def _plan(model: CorpusModel, options: VectorOptions, form: VectorForm, workers: int) -> Plan:
+def _plan(model: CorpusModel, options: VectorOptions, form: VectorForm, workers: int) -> EncodingSettings:
     tokens = options.batch_tokens or _BATCH_TOKENS[model.session.memory[0]]
     if isinstance(model, LoadedModel) and model.is_sparse and not options.batch_tokens:
         tokens = min(tokens, max(1, _MAX_LOGITS[model.session.memory[0]] // model.tokenizer.vocabulary_size))
     workers = workers or (_WORKERS_OF_A_DEVICE if model.session.on_device else available_cores())
     task = model.task_of(options.text_task) if isinstance(model, LoadedModel) else None
     long = _long(model, options, task) if isinstance(model, LoadedModel) else CUT
-    return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special, form, long)
+    return EncodingSettings(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special, form, long)
 
 
 def _long(model: LoadedModel, options: VectorOptions, task: str | None) -> LongTexts:
@@ -185,7 +185,9 @@ def _long(model: LoadedModel, options: VectorOptions, task: str | None) -> LongT
     return long
 
 
-def _chosen(model: CorpusModel, options: VectorOptions, shard_format: ShardFormat, plan: Plan) -> dict[str, Json]:
+def _chosen(
+    model: CorpusModel, options: VectorOptions, shard_format: ShardFormat, plan: EncodingSettings
+) -> dict[str, Json]:
     """Collect the settings that determine the bytes of the output. The number of workers does not."""
     optional: dict[str, Json] = {
         "reading": plan.task,
@@ -229,7 +231,7 @@ def _notes(model: CorpusModel, task: str | None, num_truncated: int) -> Iterator
 
 
 @dataclass(frozen=True)
-class Task:
+class EncodingTask:
     """The task: input, model, options and output folder.
 
     Attributes:
@@ -261,7 +263,7 @@ class SplitEncoder:
         records: the folder's records, once started; None if everything is already published.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: EncodingTask) -> None:
         """Load the model and find the files of the corpus.
 
         Raises:
@@ -280,7 +282,7 @@ class SplitEncoder:
                 options = replace(options, calibration=None, ranges=ranges)
             self._open(task, options)
 
-    def _open(self, task: Task, options: VectorOptions) -> None:
+    def _open(self, task: EncodingTask, options: VectorOptions) -> None:
         resolve_provider(options.provider)  # before anything is fetched
         file = ModelFile.open(model_on_this_machine(task.model_path, options.text_task))
         threads = options.threads or 1
@@ -388,7 +390,7 @@ class SplitEncoder:
             if shard is not None:
                 shard.abandon()
 
-    def _windows(self, number: int) -> Iterator[Window]:
+    def _windows(self, number: int) -> Iterator[TextWindow]:
         """Yield the windows of a split that are not encoded yet."""
         begun = self._begun.begun(number)
         self._num_texts[number] = sum(shard.num_texts for shard in begun)

@@ -81,10 +81,10 @@ class _Store:
         return _entry(self._store.head(path))
 
     def inside(self, path: str) -> _Inside:
-        found = self._store.list_with_delimiter(path or None)
+        listing = self._store.list_with_delimiter(path or None)
         return _Inside(
-            {posixpath.basename(each["path"]): _entry(each) for each in found["objects"]},
-            [posixpath.basename(each.rstrip("/")) for each in found["common_prefixes"]],
+            {posixpath.basename(entry["path"]): _entry(entry) for entry in listing["objects"]},
+            [posixpath.basename(entry.rstrip("/")) for entry in listing["common_prefixes"]],
         )
 
     def read(self, path: str, begin: int, end: int | None) -> tuple[Entry, bytes]:
@@ -154,14 +154,14 @@ def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
 
 def _reason(error: Exception) -> str:
     """Return a library's message on one line, without obstore's dump of its source."""
-    said = " ".join(str(error).partition("\n\nDebug source")[0].split())
-    return shorten(said or type(error).__name__, 1000)  # with the store's own code in the middle
+    message = " ".join(str(error).partition("\n\nDebug source")[0].split())
+    return shorten(message or type(error).__name__, 1000)  # with the store's own code in the middle
 
 
 def below(folder: Uri, before: str = "") -> Iterator[tuple[str, int]]:
     """Yield name and size of the files in a folder and its subfolders."""
     files, folders = _inside(folder)
-    yield from ((f"{before}{name}", found.size_bytes) for name, found in files.items())
+    yield from ((f"{before}{name}", details.size_bytes) for name, details in files.items())
     for name in folders:
         yield from below(folder / name, f"{before}{name}/")
 
@@ -169,15 +169,15 @@ def below(folder: Uri, before: str = "") -> Iterator[tuple[str, int]]:
 def _inside(folder: Uri) -> _Inside:
     if folder.scheme in SERVERS:
         raise InputError(f"{folder} is of a server, which lists no folders", "pass the address of one file, or a store")
-    found: _Inside = _ask(folder, lambda client, path: client.inside(path))
-    return found
+    contents: _Inside = _ask(folder, lambda client, path: client.inside(path))
+    return contents
 
 
 def head(uri: Uri) -> Entry | None:
     """Return a file's details without reading it; None if it does not exist."""
     with suppress(FileNotFoundError):
-        found: Entry = _ask(uri, lambda client, path: client.entry(path))
-        return found
+        details: Entry = _ask(uri, lambda client, path: client.entry(path))
+        return details
     return None
 
 
@@ -185,10 +185,10 @@ def get(uri: Uri, begin: int = 0, end: int | None = None, tag: str | None = None
     """Read a file, or a range of it; with `tag`, a replaced file is an error."""
 
     def request(client: _Store, path: str) -> bytes:
-        found, content = client.read(path, begin, end)
-        if tag is not None and tag != found.tag:
+        details, content = client.read(path, begin, end)
+        if tag is not None and tag != details.tag:
             raise StoreError(f"{uri} has changed while it was read", "run the same command again")
-        _require_size(len(content), (found.size_bytes if end is None else end) - begin)
+        _require_size(len(content), (details.size_bytes if end is None else end) - begin)
         return content
 
     return _ask(uri, request)
@@ -198,8 +198,8 @@ def download(uri: Uri, path: Path) -> None:
     """Copy a file to this machine."""
 
     def request(client: _Store, source: str) -> None:
-        found = client.fetch(source, path)
-        _require_size(path.stat().st_size, found.size_bytes)
+        details = client.fetch(source, path)
+        _require_size(path.stat().st_size, details.size_bytes)
 
     _ask(uri, request)
 
@@ -242,11 +242,11 @@ class RangeReader(io.RawIOBase):
     """
 
     def __init__(self, uri: Uri) -> None:
-        found = head(uri)
-        if found is None:
+        details = head(uri)
+        if details is None:
             raise FileNotFoundError(errno.ENOENT, "there is no such file", str(uri))
         self._uri = uri
-        self._size, self._tag = found.size_bytes, found.tag
+        self._size, self._tag = details.size_bytes, details.tag
         self._place = 0
 
     def readable(self) -> bool:
@@ -286,18 +286,18 @@ _MOST_BESIDE_BYTES = 1 << 28  # of a file next to the model
 
 def entries(folder: Location) -> dict[str, Entry]:
     """List the files of a folder by name; empty if the folder does not exist."""
-    found: dict[str, Entry] = {}
+    files: dict[str, Entry] = {}
     if isinstance(folder, Uri):
         with suppress(FileNotFoundError):
-            found = _inside(folder).files
-        return found
+            files = _inside(folder).files
+        return files
     with suppress(FileNotFoundError), os.scandir(folder) as inside:
         for item in inside:
             with suppress(FileNotFoundError):  # it is gone since
                 if item.is_file():
                     status = item.stat()
-                    found[item.name] = Entry(status.st_size, status.st_mtime)
-    return found
+                    files[item.name] = Entry(status.st_size, status.st_mtime)
+    return files
 
 
 def entry(location: Location) -> Entry | None:

@@ -15,7 +15,7 @@ from typing import Any
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.encoding.files import open_file, read_bytes
 from onnxtool.encoding.locations import Location
-from onnxtool.encoding.sources import DIGEST_VERSION, Reject, Source
+from onnxtool.encoding.sources import DIGEST_VERSION, CorpusFile, Reject
 from onnxtool.errors import InputError, shorten, some
 from onnxtool.model_file import ModelFile
 from onnxtool.reading import parse_json
@@ -120,9 +120,9 @@ def read_manifest(path: Location) -> Manifest | None:
     """
     try:
         content = parse_json(read_bytes(path))
-        found = content.pop("format", None) if isinstance(content, dict) else None
-        if found != _FORMAT:
-            raise ValueError(f"its format is {found}, and this onnxtool writes {_FORMAT}")
+        version = content.pop("format", None) if isinstance(content, dict) else None
+        if version != _FORMAT:
+            raise ValueError(f"its format is {version}, and this onnxtool writes {_FORMAT}")
         manifest: Manifest = from_json(Manifest, content)
     except FileNotFoundError:
         return None
@@ -138,7 +138,7 @@ def read_manifest(path: Location) -> Manifest | None:
 def make_identity(
     model: ModelFile,
     folder: CheckpointFolder,
-    sources: Iterable[Source],
+    sources: Iterable[CorpusFile],
     options: dict[str, Any],
     vectors: dict[str, Json],
 ) -> Identity:
@@ -160,7 +160,7 @@ def make_identity(
     }
 
 
-def _described(sources: Sequence[Source]) -> list[Json]:
+def _described(sources: Sequence[CorpusFile]) -> list[Json]:
     """Name the input files; images, which are numerous, are only counted."""
     if any(source.is_picture for source in sources):
         size = sum(source.size_bytes for source in sources)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import compress, pairwise
+from itertools import chain, compress, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,9 @@ def publish(folder: OutputFolder, run: Run | None, *, read_back: bool = False, s
     of_splits = [list(_counted(split.rejects, before)) for split, before in zip(splits, lines_before, strict=True)]
     for name, shard in zip(names, done, strict=True):
         of_splits[name.split] += shard.rejects
-    rejects = [reject for found in of_splits for reject in sorted(found, key=lambda reject: (reject.file, reject.line))]
+    for of_split in of_splits:
+        of_split.sort(key=lambda reject: (reject.file, reject.line))
+    rejects = [*chain(*of_splits)]
     manifest = Manifest(run.identity, tuple(done), len(rejects))
     if rejects:
         folder.write(folder.rejects_path, "".join(reject.to_json() for reject in rejects).encode())
@@ -149,12 +151,12 @@ def _read(
     # With a store, most of the time is spent waiting.
     with ThreadPoolExecutor(_RECORDS_AT_ONCE if isinstance(records.path, Uri) else None, "records") as workers:
         listed = records.done()
-        found = list(
+        records_of_splits = list(
             workers.map(lambda number: records.read_split(number) if number in listed else "is missing", numbers)
         )
         names = [
             ShardName(number, shard)
-            for number, split in enumerate(found)
+            for number, split in enumerate(records_of_splits)
             if not isinstance(split, str)
             for shard in range(min(split.num_shards, len(files) + 1))  # bounded, in case a record is wrong
         ]
@@ -172,12 +174,12 @@ def _read(
                 records.forget(name.split, [name])
             else:
                 shards[name] = written
-    for number, split in enumerate(found):
+    for number, split in enumerate(records_of_splits):
         if isinstance(split, str):
             problems[number] = split
             if number in listed:
                 records.forget(number, [])
-    splits = [split for split in found if not isinstance(split, str)]
+    splits = [split for split in records_of_splits if not isinstance(split, str)]
     return splits, shards, dict(sorted(problems.items()))
 
 
@@ -192,12 +194,12 @@ def _require_one_version(splits: Sequence[SplitRecord]) -> None:
 
 def _lines_before(splits: Sequence[SplitRecord]) -> list[int]:
     """Return the number of lines before each split in its file."""
-    before, found = 0, []
+    before, counts = 0, []
     for split in splits:
         before = before if split.begins_inside else 0
-        found.append(before)
+        counts.append(before)
         before += split.num_lines
-    return found
+    return counts
 
 
 def _counted(rejects: Sequence[Reject], before: int) -> tuple[Reject, ...]:
@@ -240,11 +242,11 @@ def find_repeated(shards: Sequence[ShardTexts]) -> dict[int, list[int]]:
     # Equal ids are then adjacent, in corpus order.
     order = np.lexsort((halves[:, 1], halves[:, 0]))
     same = (halves[order][1:] == halves[order][:-1]).all(axis=1)
-    found: dict[int, list[int]] = {}
+    repeated: dict[int, list[int]] = {}
     for place in np.sort(order[1:][same]).tolist():
         shard = int(np.searchsorted(starts, place, "right")) - 1
-        found.setdefault(shard, []).append(place - int(starts[shard]))
-    return found
+        repeated.setdefault(shard, []).append(place - int(starts[shard]))
+    return repeated
 
 
 def drop_texts(paths: Sequence[Path], targets: Sequence[Path], dropped: Sequence[int]) -> tuple[list[str], int]:
@@ -366,7 +368,7 @@ def _unmerged(folder: OutputFolder, run: Run, problems: Mapping[int, str]) -> Me
         num_splits=run.num_splits,
         to_do=format_ranges(problems),
         problems={
-            reason: format_ranges(number for number, found in problems.items() if found == reason)
+            reason: format_ranges(number for number, problem in problems.items() if problem == reason)
             for reason in dict.fromkeys(problems.values())
         },
     )
@@ -398,10 +400,10 @@ def corpus_status(output: OutputLocation) -> StatusReport:
     if run is None:
         raise _nothing(folder)
     records = Records(folder, run)
-    times = {number: found.modified for number, found in records.done().items()}
+    times = {number: entry.modified for number, entry in records.done().items()}
     with ThreadPoolExecutor(_RECORDS_AT_ONCE if isinstance(records.path, Uri) else None, "records") as workers:
-        found = dict(zip(times, workers.map(records.read_split, times), strict=True))
-    texts = {number: 0 if isinstance(split, str) else split.num_texts for number, split in found.items()}
+        records_of_splits = dict(zip(times, workers.map(records.read_split, times), strict=True))
+    texts = {number: 0 if isinstance(split, str) else split.num_texts for number, split in records_of_splits.items()}
     to_do = tuple(number for number in range(run.num_splits) if number not in times)
     first = min(times, key=lambda number: times[number], default=0)
     seconds = max(times.values()) - times[first] if times else 0.0

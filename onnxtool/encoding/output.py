@@ -109,10 +109,10 @@ class OutputFolder:
                     f"cannot write {self.path}: {error.filename or self.path} is a file",
                     "vectors go to a folder: pass --output NAME/",
                 ) from error
-            way = "make room" if error.errno in NO_SPACE else "check its permissions"
+            remedy = "make room" if error.errno in NO_SPACE else "check its permissions"
             raise OutputWriteError(
                 f"cannot write {self.path}: {error.strerror}",
-                f"everything written so far is kept; {way} or pass another --output, and run the same command again",
+                f"everything written so far is kept; {remedy} or pass another --output, and run the same command again",
             ) from error
         finally:
             self._stage = None
@@ -188,16 +188,16 @@ class OutputFolder:
         Raises:
             OutputExistsError: some do not match the names of shards, or are not recorded.
         """
-        found = entries(self.path)
+        files = entries(self.path)
         # On a disk, folders too. Other processes may write shards meanwhile, so each listing is checked by itself.
-        names = [path.name for path in self.path.iterdir()] if isinstance(self.path, Path) else found
+        names = [path.name for path in self.path.iterdir()] if isinstance(self.path, Path) else files
         foreign = [name for name in names if not _OWN_FILE.fullmatch(name)]
-        if foreign or (found and not is_known):
+        if foreign or (files and not is_known):
             raise OutputExistsError(
-                f"{self.path} has files that no earlier run wrote, such as {min(foreign or found)}",
+                f"{self.path} has files that no earlier run wrote, such as {min(foreign or files)}",
                 "pass an --output folder that is empty or not there yet",
             )
-        return found
+        return files
 
     def half_written(self) -> tuple[str, ...]:
         """Return the stages of active or killed workers. Stores have none."""
@@ -227,9 +227,9 @@ class OutputFolder:
         Raises:
             OutputExistsError: a file is missing, or has another size.
         """
-        found = entries(self.path)
+        files = entries(self.path)
         for record in (file for shard in manifest.shards for file in shard.files):
-            if record.name not in found or found[record.name].size_bytes != record.size_bytes:
+            if record.name not in files or files[record.name].size_bytes != record.size_bytes:
                 raise OutputExistsError(
                     f"{self.path / record.name} is missing, or its size has changed",
                     f"put it back, or {START_AGAIN}",

@@ -15,9 +15,9 @@ from itertools import chain
 from typing import Any
 
 from onnxtool.checkpoint.limits import EncodedText
-from onnxtool.encoding.progress import Event, OnEvent, OnRunning, Running, ignore
+from onnxtool.encoding.progress import Event, OnEvent, OnRunning, RunningTexts, ignore
 from onnxtool.encoding.sources import Document, Reject
-from onnxtool.encoding.splits import Window
+from onnxtool.encoding.splits import TextWindow
 from onnxtool.errors import InputError
 from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.heads.head import BatchRules, VectorForm
@@ -32,9 +32,9 @@ _WINDOWS_AHEAD = 3
 CorpusModel = LoadedModel | PictureModel
 
 # A document with its model inputs.
-_Read = tuple[Document, list[Any]]
+_Tokenized = tuple[Document, list[Any]]
 # Marks the texts of a window as running in a block.
-_Told = Callable[[], AbstractContextManager[None]]
+_Marker = Callable[[], AbstractContextManager[None]]
 
 _MARK = "#"  # between the id of a text and the number of a passage
 TOO_LONG = "has more tokens than the model takes"
@@ -54,7 +54,7 @@ class EncodedWindow:
         rejects: documents without any token.
     """
 
-    window: Window
+    window: TextWindow
     rows: tuple[Document, ...]
     vectors: AnyVectors | None
     num_tokens: int
@@ -64,7 +64,7 @@ class EncodedWindow:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EncodingSettings:
     """Settings for running texts.
 
     Attributes:
@@ -98,10 +98,10 @@ def batch_rules(model: CorpusModel, batch_tokens: int) -> BatchRules:
 
 
 @dataclass
-class _Running:
+class _RunningWindow:
     """A window with running batches, the positions of their rows, and their pending results."""
 
-    window: Window
+    window: TextWindow
     rows: tuple[Document, ...]
     read: Sequence[EncodedText] | Sequence[PreparedPicture]
     rejects: tuple[Reject, ...]
@@ -110,7 +110,11 @@ class _Running:
 
 
 def encode_windows(
-    model: CorpusModel, windows: Iterable[Window], plan: Plan, on_event: OnEvent, on_running: OnRunning = ignore
+    model: CorpusModel,
+    windows: Iterable[TextWindow],
+    plan: EncodingSettings,
+    on_event: OnEvent,
+    on_running: OnRunning = ignore,
 ) -> Generator[EncodedWindow, None, None]:
     """Yield the vectors of `windows`, in order.
 
@@ -132,7 +136,7 @@ def encode_windows(
         ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as reader,
     ):
 
-        def start_next() -> _Running | None:
+        def start_next() -> _RunningWindow | None:
             window = next(remaining, None)
             return None if window is None else _start(model, window, plan, workers, on_running)
 
@@ -147,31 +151,31 @@ def encode_windows(
 
 
 def _start(
-    model: CorpusModel, window: Window, plan: Plan, workers: ThreadPoolExecutor, on_running: OnRunning
-) -> _Running:
-    found: list[_Read] = []
+    model: CorpusModel, window: TextWindow, plan: EncodingSettings, workers: ThreadPoolExecutor, on_running: OnRunning
+) -> _RunningWindow:
+    tokenized: list[_Tokenized] = []
     rejects: tuple[Reject, ...] = ()
-    told: _Told = nullcontext
+    marked: _Marker = nullcontext
     if window.documents:
         first, last = window.documents[0].id, window.documents[-1].id
-        told = partial(_told, on_running, Running(window.shard.stem, first, last))
-        with told():
-            found, rejects = _tokenize(model, window.documents, plan)
-    window = replace(window, documents=tuple(document for document, _ in found))
-    read = [text for _, texts in found for text in texts]
+        marked = partial(_told, on_running, RunningTexts(window.shard.stem, first, last))
+        with marked():
+            tokenized, rejects = _tokenize(model, window.documents, plan)
+    window = replace(window, documents=tuple(document for document, _ in tokenized))
+    inputs = [text for _, texts in tokenized for text in texts]
     rows = window.documents
     if plan.long.way == "window" and isinstance(model, LoadedModel):
         num_before = len(model.prompts.text_of(plan.prompt, plan.task))
-        rows = tuple(chain.from_iterable(passages(document, texts, num_before) for document, texts in found))
-        read = [replace(text, offsets=None) for text in read]  # most of what a token takes in memory
+        rows = tuple(chain.from_iterable(passages(document, texts, num_before) for document, texts in tokenized))
+        inputs = [replace(text, offsets=None) for text in inputs]  # most of what a token takes in memory
     # Longest first, so that the last batches of the corpus, when workers run dry, are short.
-    places = list(plan.rules.batches([len(text) for text in read]))[::-1]
-    results = [workers.submit(_encode, model, [read[place] for place in batch], plan, told) for batch in places]
-    return _Running(window, rows, read, rejects, places, results)
+    places = list(plan.rules.batches([len(text) for text in inputs]))[::-1]
+    results = [workers.submit(_encode, model, [inputs[place] for place in batch], plan, marked) for batch in places]
+    return _RunningWindow(window, rows, inputs, rejects, places, results)
 
 
 @contextmanager
-def _told(on_running: OnRunning, running: Running) -> Iterator[None]:
+def _told(on_running: OnRunning, running: RunningTexts) -> Iterator[None]:
     on_running(running)
     try:
         yield
@@ -179,16 +183,18 @@ def _told(on_running: OnRunning, running: Running) -> Iterator[None]:
         on_running(running._replace(change=-1))
 
 
-def _tokenize(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> tuple[list[_Read], tuple[Reject, ...]]:
+def _tokenize(
+    model: CorpusModel, documents: Sequence[Document], plan: EncodingSettings
+) -> tuple[list[_Tokenized], tuple[Reject, ...]]:
     """Tokenize all texts at once; if one has no tokens, tokenize one by one to identify it."""
-    found: list[_Read] = []
+    tokenized: list[_Tokenized] = []
     rejects: list[Reject] = []
     try:
-        found += zip(documents, _texts(model, documents, plan), strict=True)
+        tokenized += zip(documents, _texts(model, documents, plan), strict=True)
     except InputError:
         for document in documents:
             try:
-                found.append((document, _texts(model, [document], plan)[0]))
+                tokenized.append((document, _texts(model, [document], plan)[0]))
             except InputError as error:
                 reason = (
                     f"is not a readable image: {error.message}"
@@ -197,13 +203,13 @@ def _tokenize(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> 
                 )
                 rejects.append(Reject(document.file, document.line, reason, document.id))
     if plan.long.way == "fail":
-        long = [document for document, texts in found if texts[0].truncated]
+        long = [document for document, texts in tokenized if texts[0].truncated]
         rejects += [Reject(document.file, document.line, TOO_LONG, document.id) for document in long]
-        found = [read for read in found if not read[1][0].truncated]
-    return found, tuple(sorted(rejects, key=lambda reject: (reject.file, reject.line)))
+        tokenized = [pair for pair in tokenized if not pair[1][0].truncated]
+    return tokenized, tuple(sorted(rejects, key=lambda reject: (reject.file, reject.line)))
 
 
-def _texts(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> list[list[Any]]:
+def _texts(model: CorpusModel, documents: Sequence[Document], plan: EncodingSettings) -> list[list[Any]]:
     """Read documents as model inputs: one per document, or several for a text read in windows."""
     texts = [document.contents for document in documents]
     if isinstance(model, PictureModel):
@@ -213,18 +219,18 @@ def _texts(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> lis
     return model.windows(texts, prompt=plan.prompt, task=plan.task, long=long, with_offsets=in_windows)
 
 
-def _encode(model: CorpusModel, texts: Sequence[Any], plan: Plan, told: _Told) -> AnyVectors:
-    with told():
-        given: Any = (
+def _encode(model: CorpusModel, texts: Sequence[Any], plan: EncodingSettings, marked: _Marker) -> AnyVectors:
+    with marked():
+        outputs: Any = (
             model.run(texts)
             if isinstance(model, PictureModel)
             else model.pool(model.run(texts), keep_special=plan.keep_special)
         )
-        vectors: AnyVectors = plan.form.apply(given)
+        vectors: AnyVectors = plan.form.apply(outputs)
     return vectors
 
 
-def _finish(running: _Running, plan: Plan, on_event: OnEvent) -> EncodedWindow:
+def _finish(running: _RunningWindow, plan: EncodingSettings, on_event: OnEvent) -> EncodedWindow:
     """Wait for the batches of a window and return their results in text order."""
     lengths = [len(text) for text in running.read]
     num_tokens = sum(lengths)
@@ -264,7 +270,7 @@ def passages(document: Document, windows: Sequence[EncodedText], num_before: int
         windows: its model inputs, with offsets.
         num_before: number of prompt characters before the text, which offsets include.
     """
-    text, found = document.contents, []
+    text, parts = document.contents, []
     begin = end = 0
     for number, window in enumerate(windows):
         if window.offsets is not None:
@@ -278,8 +284,8 @@ def passages(document: Document, windows: Sequence[EncodedText], num_before: int
             begin = 0
         end = len(text) if number == len(windows) - 1 else end
         name = f"{document.id}{_MARK}{number}"
-        found.append(replace(document, id=name, contents=text[begin:end], span=(begin, end)))
-    return found
+        parts.append(replace(document, id=name, contents=text[begin:end], span=(begin, end)))
+    return parts
 
 
 def document_of(passage: str) -> str:

@@ -31,7 +31,7 @@ class Event(NamedTuple):
         return Event(*map(add, self, other))
 
 
-class Running(NamedTuple):
+class RunningTexts(NamedTuple):
     """Texts that a worker begins to tokenize or run, or is done with.
 
     Attributes:
@@ -47,10 +47,10 @@ class Running(NamedTuple):
     change: int = 1
 
 
-OnRunning = Callable[[Running], None]
+OnRunning = Callable[[RunningTexts], None]
 
 
-def ignore(_running: Running) -> None:
+def ignore(_running: RunningTexts) -> None:
     """Do nothing: this process would end with the texts."""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.encoding.encoder import Task, load_for_texts
+from onnxtool.encoding.encoder import EncodingTask, load_for_texts
 from onnxtool.encoding.files import model_on_this_machine
 from onnxtool.encoding.locations import Location, parse_location
 from onnxtool.encoding.options import ProcessOptions, VectorOptions
@@ -46,7 +46,7 @@ class RayWorkers:
         InputError: Ray is missing, or no node has what is needed.
     """
 
-    def __init__(self, task: Task, options: ProcessOptions, on_event: OnEvent) -> None:
+    def __init__(self, task: EncodingTask, options: ProcessOptions, on_event: OnEvent) -> None:
         hint = "pip install 'onnxtool-cli[ray]', or leave out --engine"
         self._ray = ray = imported("ray", "the engine ray needs Ray", hint)
         self._task, self._on_event = task, on_event
@@ -78,8 +78,8 @@ class RayWorkers:
 
     def open(self) -> StartupFindings:
         """Load the model on a node, and claim the folder."""
-        found: StartupFindings = self._get(self._remote.remote(self._task, None))
-        return found
+        findings: StartupFindings = self._get(self._remote.remote(self._task, None))
+        return findings
 
     def encode(self, numbers: Sequence[int]) -> None:
         """Encode splits.
@@ -127,15 +127,15 @@ class RayWorkers:
 _kept: dict[str, tuple[LocalWorkers, list[Event]]] = {}
 
 
-def _work(task: Task, number: int | None) -> StartupFindings | Event:
+def _work(task: EncodingTask, number: int | None) -> StartupFindings | Event:
     """Encode a split in a Ray process, which keeps the model for the next one; without a number, only load it.
 
     The model runs in a child process, whose end is an error of the task; Ray would only repeat the task.
     """
     key = repr(task)
     if key not in _kept:
-        made: list[Event] = []
-        _kept[key] = LocalWorkers(task, ProcessOptions(processes=1, workers=task.workers), made.append), made
+        sink: list[Event] = []
+        _kept[key] = LocalWorkers(task, ProcessOptions(processes=1, workers=task.workers), sink.append), sink
         atexit.register(_kept[key][0].close)
     workers, events = _kept[key]
     events.clear()
@@ -189,9 +189,9 @@ class Encoder:
         """
         self._options = options = options or VectorOptions()
         usual = VectorOptions()
-        if given := [name for name in _OF_FILES if getattr(options, name) != getattr(usual, name)]:
+        if names := [name for name in _OF_FILES if getattr(options, name) != getattr(usual, name)]:
             raise InputError(
-                f"{' and '.join(given)} was passed, which does not apply to batches of a pipeline",
+                f"{' and '.join(names)} was passed, which does not apply to batches of a pipeline",
                 "leave it out, or encode with encode_corpus",
             )
         if options.long == "window":
@@ -256,8 +256,8 @@ def _threads_of_the_pipeline() -> int:
 
 def _ragged(rows: Iterable[NDArray[Any]]) -> NDArray[Any]:
     """Put arrays of different lengths into one of objects [N]; NumPy would stack arrays of equal length."""
-    given = list(rows)
-    result = np.empty(len(given), object)
-    for place, row in enumerate(given):
+    arrays = list(rows)
+    result = np.empty(len(arrays), object)
+    for place, row in enumerate(arrays):
         result[place] = row
     return result

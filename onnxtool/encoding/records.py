@@ -146,9 +146,9 @@ class Records:
 
     def done(self) -> dict[int, Entry]:
         """Return the splits with a record, and the time of each, from one listing."""
-        found = entries(self.path)
+        files = entries(self.path)
         names = {number: self._file(f"split-{number:05d}").name for number in range(self.run.num_splits)}
-        return {number: found[name] for number, name in names.items() if name in found}
+        return {number: files[name] for number, name in names.items() if name in files}
 
     def write_shard(self, name: ShardName, entry: ShardEntry) -> None:
         """Write the record of a shard whose files are in place."""
@@ -200,10 +200,10 @@ class Records:
             # Names in the record are checked before anything is read: they may point elsewhere.
             if not is_name_of(file.name, name):
                 return f"has a record of a file {file.name!r}"
-            found = files.get(file.name)
-            if found is None:
+            details = files.get(file.name)
+            if details is None:
                 return f"lacks {file.name}"
-            if found.size_bytes != file.size_bytes:
+            if details.size_bytes != file.size_bytes:
                 return f"has {file.name} of another size"
             if verify and file_sha256(self.folder.path / file.name) != file.sha256:
                 return f"has {file.name} with other contents than were written"
@@ -211,13 +211,13 @@ class Records:
 
     def begun(self, number: int) -> list[ShardRecord]:
         """Return the leading shards of a split that are written."""
-        found: list[ShardRecord] = []
+        shards: list[ShardRecord] = []
         while True:
-            name = ShardName(number, len(found))
+            name = ShardName(number, len(shards))
             written = self.read_shard(name)
             if isinstance(written, str) or self._is_lost(name, written.shard):
-                return found
-            found.append(written.shard)
+                return shards
+            shards.append(written.shard)
 
     def _is_lost(self, name: ShardName, shard: ShardRecord) -> bool:
         if not all(is_name_of(file.name, name) for file in shard.files):

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from onnxtool.encoding.encoder import SplitEncoder, Task
+from onnxtool.encoding.encoder import EncodingTask, SplitEncoder
 from onnxtool.encoding.files import START_AGAIN, entry, model_on_this_machine
 from onnxtool.encoding.locations import AnyLocation, Location, OutputLocation, parse_location
 from onnxtool.encoding.manifest import read_manifest
@@ -70,7 +70,7 @@ def encode_corpus(
     options = options or CorpusOptions()
     model_path, place = parse_location(model_path), OutputFolder(output).path
     encoder = SplitEncoder(
-        Task(model_path, parse_location(corpus), place, options, options.workers, options.strict, options.force)
+        EncodingTask(model_path, parse_location(corpus), place, options, options.workers, options.strict, options.force)
     )
     folder = encoder.folder
     with folder.locked():
@@ -97,8 +97,8 @@ def _encode_here(encoder: SplitEncoder) -> tuple[int, int]:
     earlier = records.done()
     missing = [split.number for split in encoder.splits if split.number not in earlier]
     total = sum(split.size_bytes for split in encoder.splits)
-    read = [records.read_split(number) for number in earlier]
-    num_before = sum(0 if isinstance(split, str) else split.num_texts for split in read)
+    records_of_splits = [records.read_split(number) for number in earlier]
+    num_before = sum(0 if isinstance(split, str) else split.num_texts for split in records_of_splits)
     num_before += sum(shard.num_texts for number in missing for shard in records.begun(number))
     tally = Tally()
     tally.begin(total, total - sum(encoder.splits[number].size_bytes for number in missing), num_before)
@@ -274,7 +274,9 @@ def encode_parts(
     )
 
 
-def _task(model_path: AnyLocation, corpus: AnyLocation, output: OutputLocation, options: VectorOptions | None) -> Task:
+def _task(
+    model_path: AnyLocation, corpus: AnyLocation, output: OutputLocation, options: VectorOptions | None
+) -> EncodingTask:
     """Return the task with absolute paths, for processes with another working directory."""
     options = options or VectorOptions()
     plain = {field.name: getattr(options, field.name) for field in fields(VectorOptions)}
@@ -283,4 +285,4 @@ def _task(model_path: AnyLocation, corpus: AnyLocation, output: OutputLocation, 
             plain[name] = Path(plain[name]).absolute()
     places = (parse_location(place) for place in (model_path, corpus, OutputFolder(output).path))
     model, texts, folder = (place.absolute() if isinstance(place, Path) else place for place in places)
-    return Task(model, texts, folder, VectorOptions(**plain))
+    return EncodingTask(model, texts, folder, VectorOptions(**plain))

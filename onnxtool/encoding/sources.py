@@ -43,7 +43,7 @@ SUFFIXES = (*_TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in _TEXT_SUFFIXES), ".p
 
 
 @dataclass(frozen=True)
-class Source:
+class CorpusFile:
     """A file of a corpus.
 
     Attributes:
@@ -134,7 +134,7 @@ class Reject:
 _Line = bytes | dict[str, object] | LineError | None
 
 
-def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]:
+def find_sources(corpus: Location) -> tuple[tuple[CorpusFile, ...], tuple[str, ...]]:
     """Return the files of `corpus`, a file or a folder, sorted by name, and the names of skipped files.
 
     Links are followed, because caches of collections consist of them. Subfolders are skipped. In a test collection,
@@ -152,18 +152,18 @@ def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]
             raise InputError(
                 f"{corpus} is not a regular file, but has to be read more than once", "write it into a file"
             )
-        found = {corpus.name: alone} if alone else _in_folder(corpus)
-        folders = [] if alone else _folders_in(corpus, found)
-        inside = [*found, *(name.rstrip("/") for name in folders)]
+        files = {corpus.name: alone} if alone else _in_folder(corpus)
+        folders = [] if alone else _folders_in(corpus, files)
+        inside = [*files, *(name.rstrip("/") for name in folders)]
         if not alone and (documents := documents_of_collection(corpus, inside)) is not None:
             sources, left_out = find_sources(corpus / documents)
-            others = (name for name in (*found, *folders) if name.rstrip("/") != documents)
-            return sources, (*others, *(f"{documents}/{name}" for name in left_out))
-        names = [name for name in found if alone or name.lower().endswith(SUFFIXES)]
+            skipped = (name for name in (*files, *folders) if name.rstrip("/") != documents)
+            return sources, (*skipped, *(f"{documents}/{name}" for name in left_out))
+        names = [name for name in files if alone or name.lower().endswith(SUFFIXES)]
         several = len(names) > 1
         sources = tuple(
-            Source(
-                corpus if alone else corpus / name, name, found[name].size_bytes, names_ids=several, seen=found[name]
+            CorpusFile(
+                corpus if alone else corpus / name, name, files[name].size_bytes, names_ids=several, seen=files[name]
             )
             for name in names
         )
@@ -176,7 +176,7 @@ def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]
             f"{corpus} is not a corpus" if sources else f"{corpus} has no corpus files",
             f"use files that end in {', '.join(SUFFIXES)}, or a folder of them",
         )
-    return sources, (*(name for name in found if name not in names), *folders)
+    return sources, (*(name for name in files if name not in names), *folders)
 
 
 def left_out_notes(left_out: Sequence[str]) -> Iterator[str]:
@@ -190,10 +190,10 @@ def left_out_notes(left_out: Sequence[str]) -> Iterator[str]:
 
 
 def _in_folder(corpus: Location) -> dict[str, Entry]:
-    found = entries(corpus)
-    if not found and not (isinstance(corpus, Path) and corpus.is_dir()):
+    files = entries(corpus)
+    if not files and not (isinstance(corpus, Path) and corpus.is_dir()):
         raise FileNotFoundError
-    return {name: found[name] for name in sorted(found) if not name.startswith(".")}
+    return {name: files[name] for name in sorted(files) if not name.startswith(".")}
 
 
 def _folders_in(corpus: Location, files: Collection[str]) -> list[str]:
@@ -211,7 +211,7 @@ def _folders_in(corpus: Location, files: Collection[str]) -> list[str]:
     return [f"{path.name}/" for path in others if path.is_dir()]
 
 
-def find_picture_sources(corpus: Location) -> tuple[Source, ...]:
+def find_picture_sources(corpus: Location) -> tuple[CorpusFile, ...]:
     """Return the images of `corpus`, a folder or a list, each as a separate file.
 
     Raises:
@@ -222,7 +222,9 @@ def find_picture_sources(corpus: Location) -> tuple[Source, ...]:
     pictures = find_pictures(corpus)
     try:
         return tuple(
-            Source(picture.path, picture.id or picture.path.name, picture.path.stat().st_size, False, is_picture=True)
+            CorpusFile(
+                picture.path, picture.id or picture.path.name, picture.path.stat().st_size, False, is_picture=True
+            )
             for picture in pictures
         )
     except OSError as error:
@@ -245,7 +247,7 @@ class SourceReader:
     """
 
     def __init__(
-        self, sources: Sequence[Source], begin: int = 0, end: int | None = None, lines_before: int = 0
+        self, sources: Sequence[CorpusFile], begin: int = 0, end: int | None = None, lines_before: int = 0
     ) -> None:
         self._sources = sources
         self._begin, self._end, self._lines_before = begin, end, lines_before
@@ -271,9 +273,9 @@ class SourceReader:
                 first = source.seen if isinstance(source.path, Path) and source.seen else entry(source.path)
                 for number, line, read_bytes in _lines(source, self._begin, self._end):
                     self.read_bytes, self.num_lines = before + read_bytes - self._begin, number
-                    found = _document(source, number, self._lines_before, line)
-                    if found is not None:
-                        yield found
+                    document = _document(source, number, self._lines_before, line)
+                    if document is not None:
+                        yield document
                 now = entry(source.path)
                 if now is None or now != first or now.size_bytes != source.size_bytes:
                     raise InputError(
@@ -285,7 +287,7 @@ class SourceReader:
             self.read_bytes = (before if self._end is None else self._end) - self._begin
 
 
-def _picture(source: Source) -> Document:
+def _picture(source: CorpusFile) -> Document:
     try:
         with open_file(source.path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -294,7 +296,7 @@ def _picture(source: Source) -> Document:
     return Document(source.name, str(source.path), source.name, 1, digest)
 
 
-def _document(source: Source, number: int, before: int, line: _Line) -> Document | Reject | None:
+def _document(source: CorpusFile, number: int, before: int, line: _Line) -> Document | Reject | None:
     try:
         text = _text(line, source)
     except LineError as error:
@@ -307,7 +309,7 @@ def _document(source: Source, number: int, before: int, line: _Line) -> Document
     return Document(name, text.contents, source.name, number)
 
 
-def _text(line: _Line, source: Source) -> TextInput | None:
+def _text(line: _Line, source: CorpusFile) -> TextInput | None:
     if isinstance(line, LineError):
         raise line
     if isinstance(line, dict):
@@ -320,11 +322,11 @@ def _text(line: _Line, source: Source) -> TextInput | None:
     return parse_tabbed(decoded) if source.suffix == ".tsv" else TextInput(decoded)
 
 
-def _name_of_line(source: Source, number: int) -> str:
+def _name_of_line(source: CorpusFile, number: int) -> str:
     return f"{source.name}:{number}" if source.names_ids else str(number)
 
 
-def _lines(source: Source, begin: int, end: int | None) -> Iterator[tuple[int, _Line, int]]:
+def _lines(source: CorpusFile, begin: int, end: int | None) -> Iterator[tuple[int, _Line, int]]:
     """Yield the lines of a file that begin in a range: number, content, and end offset in the file on disk."""
     number = 0
     try:
@@ -369,7 +371,7 @@ class LineCounts:
     def __init__(self) -> None:
         self._counted: dict[Location, tuple[int, int]] = {}
 
-    def before(self, source: Source, place: int) -> int:
+    def before(self, source: CorpusFile, place: int) -> int:
         """Return the number of lines, or rows, of a file that begin before a byte offset.
 
         Raises:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from onnxtool.encoding.files import START_AGAIN
 from onnxtool.encoding.options import PartOptions
-from onnxtool.encoding.sources import DIGEST_BYTES, Document, Reject, Source, SourceReader
+from onnxtool.encoding.sources import DIGEST_BYTES, CorpusFile, Document, Reject, SourceReader
 from onnxtool.errors import InputError, OptionError
 from onnxtool.interruption import check_interrupted
 
@@ -38,7 +38,7 @@ class Split(NamedTuple):
     """
 
     number: int
-    sources: tuple[Source, ...]
+    sources: tuple[CorpusFile, ...]
     begin: int = 0
     end: int | None = None
 
@@ -49,7 +49,7 @@ class Split(NamedTuple):
         return (size if self.end is None else self.end) - self.begin
 
 
-def split_corpus(sources: Sequence[Source], split_bytes: int) -> list[Split]:
+def split_corpus(sources: Sequence[CorpusFile], split_bytes: int) -> list[Split]:
     """Divide a corpus: small files are combined, and large ones divided if their format allows it.
 
     Raises:
@@ -59,7 +59,7 @@ def split_corpus(sources: Sequence[Source], split_bytes: int) -> list[Split]:
     if count > MOST_SPLITS:
         raise InputError(f"the collection has {count} splits, of at most {MOST_SPLITS}", "pass a larger --split_bytes")
     splits: list[Split] = []
-    together: list[Source] = []
+    together: list[CorpusFile] = []
 
     def close() -> None:
         if together:
@@ -120,7 +120,7 @@ class SplitRecord(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
+class TextWindow:
     """Texts held in memory at once.
 
     Attributes:
@@ -169,7 +169,7 @@ class SplitWindows:
         self._split, self._reader, self._limits, self._done = split, reader, limits, done
         self._read_bytes = 0
 
-    def __iter__(self) -> Iterator[Window]:
+    def __iter__(self) -> Iterator[TextWindow]:
         """Yield windows.
 
         Raises:
@@ -182,14 +182,14 @@ class SplitWindows:
             if number < len(self._done):
                 _require_same(shard, name, self._done[number])
                 continue
-            found = False
+            has_texts = False
             for window in self._of_shard(shard, name):
-                found = True
+                has_texts = True
                 yield window
-            if not found:
+            if not has_texts:
                 break
         end = SplitRecord(number, self._reader.num_lines, self._reader.tag, tuple(self._rejects))
-        yield Window((), name, "", self._newly_read(), end=end)
+        yield TextWindow((), name, "", self._newly_read(), end=end)
 
     def _texts(self) -> Iterator[Document]:
         for line in self._reader:
@@ -200,7 +200,7 @@ class SplitWindows:
             else:
                 yield line
 
-    def _of_shard(self, shard: Iterator[Document], name: ShardName) -> Iterator[Window]:
+    def _of_shard(self, shard: Iterator[Document], name: ShardName) -> Iterator[TextWindow]:
         limits, running = self._limits, blake2b(digest_size=DIGEST_BYTES)
         together: list[Document] = []
         num_characters = num_texts = 0
@@ -211,11 +211,11 @@ class SplitWindows:
             num_characters += len(document.contents)
             is_full = len(together) == limits.window_texts or num_characters >= limits.window_characters
             if is_full and num_texts < limits.shard_texts:
-                yield Window(tuple(together), name, "", self._newly_read())
+                yield TextWindow(tuple(together), name, "", self._newly_read())
                 together, num_characters = [], 0
         # The last window says so by its digest; it is empty where the split ended with the window before.
         if num_texts:
-            yield Window(tuple(together), name, running.hexdigest(), self._newly_read())
+            yield TextWindow(tuple(together), name, running.hexdigest(), self._newly_read())
 
     def _newly_read(self) -> int:
         before, self._read_bytes = self._read_bytes, self._reader.read_bytes

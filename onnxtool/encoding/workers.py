@@ -18,10 +18,10 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from onnxtool.encoding.encoder import SplitEncoder, Task
+from onnxtool.encoding.encoder import EncodingTask, SplitEncoder
 from onnxtool.encoding.manifest import Identity
 from onnxtool.encoding.options import ProcessOptions
-from onnxtool.encoding.progress import Event, OnEvent, Running
+from onnxtool.encoding.progress import Event, OnEvent, RunningTexts
 from onnxtool.errors import SessionError, shorten
 from onnxtool.interruption import check_interrupted, critical, deaf, remove_unfinished
 from onnxtool.runtime.machine import available_cores
@@ -63,7 +63,7 @@ def end_process() -> None:
     os._exit(0)
 
 
-def serve(task: Task, connection: Connection, end: Callable[[], None] = end_process) -> None:
+def serve(task: EncodingTask, connection: Connection, end: Callable[[], None] = end_process) -> None:
     """Encode the splits whose numbers come over a connection; end as soon as its other end is closed.
 
     Tells what was opened, events and texts that run, None for each finished split, and an error, which is the end.
@@ -78,9 +78,9 @@ def serve(task: Task, connection: Connection, end: Callable[[], None] = end_proc
         numbers.put(None)
         end()
 
-    def tell(what: StartupFindings | Event | Running | Exception | None) -> None:
+    def tell(message: StartupFindings | Event | RunningTexts | Exception | None) -> None:
         with lock:
-            connection.send(what)
+            connection.send(message)
 
     threading.Thread(target=listen, daemon=True).start()
     try:
@@ -95,7 +95,7 @@ def serve(task: Task, connection: Connection, end: Callable[[], None] = end_proc
             tell(error)
 
 
-def start_process(task: Task, connection: Connection) -> Any:
+def start_process(task: EncodingTask, connection: Connection) -> Any:
     """Start a process that serves a connection and shares no thread or client; only this process handles signals."""
     process = get_context("spawn").Process(target=serve, args=(task, connection))
     with deaf():
@@ -128,11 +128,11 @@ class _Worker:
             for (shard, first, last), count in self.running.items()
             if count > 0
         ]
-        what = "loaded the model" if self.split is None else f"read or wrote texts of split {self.split}"
+        activity = "loaded the model" if self.split is None else f"read or wrote texts of split {self.split}"
         if places:
-            what = f"encoded {' and '.join(places)}"
+            activity = f"encoded {' and '.join(places)}"
         return SessionError(
-            f"an encoding process {how} while it {what}",
+            f"an encoding process {how} while it {activity}",
             "run the same command again, which continues from the last finished shard; if it ends there again, it "
             "needs more memory (fewer --processes or --workers, a smaller --batch_tokens), or a text ends it: try "
             "these with onnxtool infer, and leave that text out",
@@ -146,7 +146,7 @@ class LocalWorkers:
         num_processes: how many there are.
     """
 
-    def __init__(self, task: Task, options: ProcessOptions, on_event: OnEvent) -> None:
+    def __init__(self, task: EncodingTask, options: ProcessOptions, on_event: OnEvent) -> None:
         self.num_processes = options.processes or max(1, available_cores() // _THREADS_OF_A_PROCESS)
         threads = options.workers or max(1, available_cores() // self.num_processes)
         self._task = replace(task, workers=threads)
@@ -186,7 +186,7 @@ class LocalWorkers:
             self._workers[connection].split = None
             idle.append(connection)
 
-    def _start(self, task: Task) -> None:
+    def _start(self, task: EncodingTask) -> None:
         ours, theirs = get_context("spawn").Pipe()
         with theirs:
             self._workers[ours] = _Worker(start_process(task, theirs))
@@ -199,17 +199,17 @@ class LocalWorkers:
                 assert isinstance(connection, Connection)  # noqa: S101  nothing else is waited for
                 worker = self._workers[connection]
                 try:
-                    told = connection.recv()
+                    message = connection.recv()
                 except (EOFError, OSError):
                     raise worker.death() from None
-                if isinstance(told, Exception):
-                    raise told
-                if isinstance(told, Event):
-                    self._on_event(told)
-                elif isinstance(told, Running):
-                    worker.running[told.shard, told.first, told.last] += told.change
+                if isinstance(message, Exception):
+                    raise message
+                if isinstance(message, Event):
+                    self._on_event(message)
+                elif isinstance(message, RunningTexts):
+                    worker.running[message.shard, message.first, message.last] += message.change
                 else:
-                    yield connection, told
+                    yield connection, message
 
     def close(self) -> None:
         """End the processes, which remove their temporary files, such as a model."""

@@ -82,13 +82,13 @@ class Collection:
     @property
     def notes(self) -> tuple[str, ...]:
         """Problems that do not prevent its use."""
-        found = (
+        counts = (
             (self.num_unjudged, "queries have no judgement, and are left out"),
             (self.num_unknown, "judged queries are not among the queries, and are left out"),
             (self.num_repeated, "lines repeat an earlier query or judgement"),
             (self.num_without_relevant, "queries have no relevant document, and count as 0, as BEIR counts them"),
         )
-        return tuple(f"{count} {what}" for count, what in found if count)
+        return tuple(f"{count} {what}" for count, what in counts if count)
 
 
 def open_collection(data: Path, split: str = DEFAULT_SPLIT) -> Collection:
@@ -108,7 +108,7 @@ def open_collection(data: Path, split: str = DEFAULT_SPLIT) -> Collection:
     corpus = _find(data, CORPORA, "documents")
     topics = _find(data, _QUERIES, "queries")
     qrels = _find_judgements(data, split)
-    splits = {found[1] for path in data.glob("corpus/*") if (found := _PART.fullmatch(path.name))}
+    splits = {match[1] for path in data.glob("corpus/*") if (match := _PART.fullmatch(path.name))}
     if len(splits) > 1:
         raise InputError(
             f"{data} has other documents for each split: {', '.join(sorted(splits))}", "leave those of one split there"
@@ -223,16 +223,16 @@ def _find(folder: Path, names: Sequence[str], what: str) -> Path:
         InputError: there is none, or there are several.
     """
     candidates = (folder / f"{name}{packed}" for name in names for packed in ("", ".gz"))
-    found = [path for path in candidates if path.exists()]
-    if odd := [path for path in found if not path.is_file() and not path.is_dir()]:  # a pipe would wait for a writer
+    paths = [path for path in candidates if path.exists()]
+    if odd := [path for path in paths if not path.is_file() and not path.is_dir()]:  # a pipe would wait for a writer
         raise InputError(f"{odd[0]} is neither a file nor a folder", "put the texts into a file")
-    if not found:
+    if not paths:
         raise InputError(f"{folder} has no {what}", f"put them into one of {', '.join(names)}, .gz behind it or not")
-    if len(found) > 1:
+    if len(paths) > 1:
         raise InputError(
-            f"{folder} has its {what} twice: {', '.join(path.name for path in found)}", "leave one of them there"
+            f"{folder} has its {what} twice: {', '.join(path.name for path in paths)}", "leave one of them there"
         )
-    return found[0]
+    return paths[0]
 
 
 def _find_judgements(folder: Path, split: str) -> tuple[Path, ...]:
@@ -243,16 +243,16 @@ def _find_judgements(folder: Path, split: str) -> tuple[Path, ...]:
     """
     stems = (f"qrels/{split}", f"qrels.{split}", *(("qrels",) if split == DEFAULT_SPLIT else ()))
     candidates = (folder / f"{stem}{suffix}{packed}" for stem in stems for suffix in _QRELS for packed in ("", ".gz"))
-    found: list[tuple[Path, ...]] = [(path,) for path in candidates if path.is_file()]
-    found += [parts for stem in stems if (parts := tuple(sorted(folder.glob(f"{stem}-[0-9]*-of-*.parquet"))))]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(str(path.relative_to(folder)) for path, *_ in found)
+    tables: list[tuple[Path, ...]] = [(path,) for path in candidates if path.is_file()]
+    tables += [parts for stem in stems if (parts := tuple(sorted(folder.glob(f"{stem}-[0-9]*-of-*.parquet"))))]
+    if len(tables) == 1:
+        return tables[0]
+    if tables:
+        names = ", ".join(str(path.relative_to(folder)) for path, *_ in tables)
         raise InputError(f"{folder} has judgements of {split} twice: {names}", "leave one of them there")
     inside = sorted(path.name for path in folder.glob("qrels*/*"))
-    there = f"there are {', '.join(inside)}: pass --split" if inside else f"put them into qrels/{split}.tsv"
-    raise InputError(f"{folder} has no judgements of the split {split!r}", there)
+    remedy = f"there are {', '.join(inside)}: pass --split" if inside else f"put them into qrels/{split}.tsv"
+    raise InputError(f"{folder} has no judgements of the split {split!r}", remedy)
 
 
 def _queries(path: Path, split: str) -> tuple[dict[str, str], int]:
@@ -291,7 +291,7 @@ def _named_queries(path: Path, split: str) -> Iterator[tuple[str, str]]:
 
 def _judgements(paths: Sequence[Path]) -> tuple[dict[str, dict[str, int]], int]:
     """Return grades by query and document, and the number of repeated lines."""
-    found: dict[str, dict[str, int]] = {}
+    judgements: dict[str, dict[str, int]] = {}
     repeated = 0
     for place, cells in (line for path in paths for line in _judgement_lines(path)):
         if len(cells) not in (3, 4) or not re.fullmatch(r"[+-]?[0-9]{1,9}(\.0+)?", cells[-1].strip()):
@@ -300,7 +300,7 @@ def _judgements(paths: Sequence[Path]) -> tuple[dict[str, dict[str, int]], int]:
                 "write `query-id<TAB>corpus-id<TAB>score`, or as TREC does `query 0 document grade`",
             )
         query, document, grade = cells[0].strip(), cells[-2].strip(), int(float(cells[-1]))
-        grades = found.setdefault(query, {})
+        grades = judgements.setdefault(query, {})
         if grades.setdefault(document, grade) != grade:
             raise InputError(
                 f"{place} judges document {document!r} for query {query!r} as {grade}, and an earlier line as "
@@ -308,9 +308,9 @@ def _judgements(paths: Sequence[Path]) -> tuple[dict[str, dict[str, int]], int]:
                 "remove one of the lines",
             )
         repeated += 1
-    if not found:
+    if not judgements:
         raise InputError(f"{paths[0]} has no judgements", "write one a line")
-    return found, repeated - sum(map(len, found.values()))
+    return judgements, repeated - sum(map(len, judgements.values()))
 
 
 def _judgement_lines(path: Path) -> Iterator[tuple[str, list[str]]]:

@@ -20,10 +20,10 @@ from onnxtool.checkpoint.text_files import iterate_texts
 from onnxtool.encoding.reading import Shard
 from onnxtool.errors import GateError, InputError, imported
 from onnxtool.evaluation.collection import Collection, open_collection, read_documents
-from onnxtool.evaluation.measures import Difference, Measure, compute, difference_of, mean_of, parse_measures
+from onnxtool.evaluation.measures import Measure, MeasureDifference, compute, difference_of, mean_of, parse_measures
 from onnxtool.evaluation.options import DEFAULT_MEASURES, DriftOptions, EvaluateOptions
 from onnxtool.evaluation.report import GateCheck
-from onnxtool.evaluation.search import Comparison
+from onnxtool.evaluation.search import QueryComparison
 from onnxtool.evaluation.systems import OnnxVectors, VectorSystem, open_model
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.options import StrPath, checked
@@ -52,7 +52,7 @@ class MixedMeasure:
     base: Measure
     model: Measure
     mixed: Measure
-    change: Difference
+    change: MeasureDifference
 
 
 @short_repr
@@ -158,16 +158,16 @@ def _texts(options: DriftOptions, collection: Collection | None) -> Iterator[str
 def _compared(new: OnnxVectors, old: OnnxVectors, texts: Sequence[str]) -> DriftReport:
     """Compare the vectors of texts."""
     tell("encoding texts")
-    documents, others = old.encode_documents(texts), new.encode_documents(texts)
+    documents, new_documents = old.encode_documents(texts), new.encode_documents(texts)
     report = DriftReport(
         new.name, old.name, new.kind, len(texts), None, None, None, None, None, "none", {}, keeps_index=False, reason=""
     )
-    if apart := _apart(new, old, others, documents):
+    if apart := _apart(new, old, new_documents, documents):
         return replace(report, reason=apart)
-    asked, now = old.encode_queries(texts), new.encode_queries(texts)
-    before, mixed = _similarities(asked, documents, old), _similarities(now, documents, old)
-    own = _similarities(now, others, old)
-    cosines = _cosines(others, documents)
+    old_queries, new_queries = old.encode_queries(texts), new.encode_queries(texts)
+    before, mixed = _similarities(old_queries, documents, old), _similarities(new_queries, documents, old)
+    own = _similarities(new_queries, new_documents, old)
+    cosines = _cosines(new_documents, documents)
     kept = _kept(mixed, before)
     stats = imported("scipy.stats", "Kendall's tau needs scipy", "pip install 'onnxtool-cli[evaluate]'")
     taus = [stats.kendalltau(one, two).statistic for one, two in zip(before, mixed, strict=True)]
@@ -200,7 +200,7 @@ def _apart(new: OnnxVectors, old: OnnxVectors, vectors: Any, others: Any) -> str
 
 def _similarities(queries: Any, documents: Any, system: VectorSystem) -> NDArray[np.float64]:
     """Return float64 [N, N], with the least value for a text and itself, and for what shares no term."""
-    scores = Comparison(queries, system.similarity).scores(documents, 0, len(documents)).astype(np.float64)
+    scores = QueryComparison(queries, system.similarity).scores(documents, 0, len(documents)).astype(np.float64)
     scores[~np.isfinite(scores)] = 0.0
     np.fill_diagonal(scores, scores.min() - 1)
     return np.asarray(scores)
@@ -267,17 +267,17 @@ def _with_measures(
     """Search the collection with the old model, the new one, and new queries over old documents."""
     runs = [system.retrieve(collection).run for system in (old, new, _Mixed(new, old))]
     before, now, mixed = (compute(measures, collection.judgements, run) for run in runs)
-    found = {
+    mixed_measures = {
         name: MixedMeasure(
             mean_of(before[name]), mean_of(now[name]), mean_of(mixed[name]), difference_of(mixed[name], before[name])
         )
         for name in measures
     }
-    name, first = next(iter(found.items()))
+    name, first = next(iter(mixed_measures.items()))
     change = first.change
     keeps = change.change >= -_MOST_LOST * first.base.mean
-    said = (
+    means = (
         f"{name} of new queries over the old index is {first.mixed.mean:.4f}, {first.base.mean:.4f} with the old model"
     )
     interval = f"a change of {change.change:+.4f}, from {change.low:+.4f} to {change.high:+.4f}"
-    return replace(report, measures=found, keeps_index=keeps, reason=f"{said}: {interval}; {report.reason}")
+    return replace(report, measures=mixed_measures, keeps_index=keeps, reason=f"{means}: {interval}; {report.reason}")

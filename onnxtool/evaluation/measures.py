@@ -35,7 +35,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Difference:
+class MeasureDifference:
     """The difference of a measure from the base, over the same queries.
 
     Attributes:
@@ -135,21 +135,24 @@ def compute(measures: Mapping[str, Any], judgements: Judgements, run: Mapping[st
     """
     library = require_library()
     names = {measure: name for name, measure in measures.items()}
-    found: PerQuery = {name: {} for name in measures}
+    per_query: PerQuery = {name: {} for name in measures}
     numbers, ids = _Numbers(), _Numbers()
-    grades = {numbers[query]: {ids[one]: grade for one, grade in all_.items()} for query, all_ in judgements.items()}
+    grades = {
+        numbers[query]: {ids[document]: grade for document, grade in of_query.items()}
+        for query, of_query in judgements.items()
+    }
     results = {numbers[query]: _ranks(run[query], ids) for query in judgements if run.get(query)}
     if not results:
         return {name: dict.fromkeys(judgements, 0.0) for name in measures}
     try:
         for value in library.iter_calc(list(measures.values()), grades, results):
-            found[names[value.measure]][value.query_id] = float(value.value)
+            per_query[names[value.measure]][value.query_id] = float(value.value)
     except Exception as error:  # of any of the libraries behind it
         raise InputError(
             f"ir_measures cannot compute {', '.join(measures)} of these judgements: {type(error).__name__}: {error}",
             "leave the measure out; nDCG with exponential gains and ERR, computed by gdeval, know grades up to 4",
         ) from error
-    return {name: {query: values.get(numbers[query], 0.0) for query in numbers} for name, values in found.items()}
+    return {name: {query: values.get(numbers[query], 0.0) for query in numbers} for name, values in per_query.items()}
 
 
 class _Numbers(dict[str, str]):
@@ -172,14 +175,14 @@ def mean_of(values: Mapping[str, float]) -> Measure:
     return Measure(float(array.mean()), low, high)
 
 
-def difference_of(values: Mapping[str, float], base: Mapping[str, float]) -> Difference:
+def difference_of(values: Mapping[str, float], base: Mapping[str, float]) -> MeasureDifference:
     """Compare a measure with the base, query by query."""
     ours = np.array(list(values.values()), np.float64)
     theirs = np.array([base[query] for query in values], np.float64)
     changes = ours - theirs
     change, before = float(changes.mean()), float(theirs.mean())
     low, high = _interval(changes)
-    return Difference(
+    return MeasureDifference(
         base=before,
         change=change,
         relative=change / before if before else None,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.vector_types import POOL_FACTOR, parse_pruning
 from onnxtool.encoding.reading import Shard
 from onnxtool.errors import OptionError
-from onnxtool.evaluation.report import Sizes
+from onnxtool.evaluation.report import VectorSizes
 from onnxtool.evaluation.search import Run, Search
 from onnxtool.infer.vectors import SparseVectors
 
@@ -19,7 +19,7 @@ _POSTING = 8  # bytes: the number of a document, int32, and a weight, float32
 _OFFSET = 8  # bytes: where the list of a term begins, or a document's vectors, int64
 
 
-class Cut(NamedTuple):
+class PruningRules(NamedTuple):
     """The rules, `RULE:NUMBER`, by which vectors of documents and of queries are made smaller; empty for none."""
 
     documents: str = ""
@@ -31,7 +31,7 @@ class Cut(NamedTuple):
         return "/".join(self).removesuffix("/") or "none"
 
 
-def parse_cuts(texts: Sequence[str]) -> tuple[Cut, ...]:
+def parse_cuts(texts: Sequence[str]) -> tuple[PruningRules, ...]:
     """Parse `--prune`: rules with commas between them, each `DOCUMENTS`, `DOCUMENTS/QUERIES` or `/QUERIES`.
 
     Raises:
@@ -40,8 +40,8 @@ def parse_cuts(texts: Sequence[str]) -> tuple[Cut, ...]:
     cuts = []
     for text in (part for one in texts for part in one.split(",")):
         documents, slash, queries = text.strip().partition("/")
-        cut = Cut(*(one and parse_pruning(one) for one in (documents, queries)))
-        if cut == Cut() or (slash and not queries):
+        cut = PruningRules(*(one and parse_pruning(one) for one in (documents, queries)))
+        if cut == PruningRules() or (slash and not queries):
             raise OptionError(
                 f"--prune {text!r} says nothing", "write DOCUMENTS or DOCUMENTS/QUERIES: top_k:64/top_k:8"
             )
@@ -56,7 +56,9 @@ def parse_cuts(texts: Sequence[str]) -> tuple[Cut, ...]:
 class PrunedSearch:
     """A search with pruned vectors, which counts the remaining terms or tokens."""
 
-    def __init__(self, cut: Cut, query_ids: Sequence[str], queries: Any, *, similarity: str, depth: int) -> None:
+    def __init__(
+        self, cut: PruningRules, query_ids: Sequence[str], queries: Any, *, similarity: str, depth: int
+    ) -> None:
         self._cut = cut
         self._queries = queries.pruned(cut.queries) if cut.queries else queries
         self._search = Search(query_ids, self._queries, similarity=similarity, depth=depth)
@@ -85,14 +87,14 @@ class PrunedSearch:
         return self._search.found()
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> VectorSizes:
         """The sizes of the vectors so far."""
         counts = _counts(self._queries)
         if isinstance(self._queries, SparseVectors):
             size = _POSTING * self._num_terms + _OFFSET * (int(self._is_used.sum()) + 1)
         else:
             size = 4 * self._queries.shape[1] * self._num_terms + _OFFSET * (self._num_documents + 1)
-        return Sizes(
+        return VectorSizes(
             query_terms=float(counts.mean()) if len(counts) else 0.0,
             document_terms=self._num_terms / max(1, self._num_documents),
             empty_queries=int((counts == 0).sum()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from onnxtool.evaluation.measures import Difference, Measure
+from onnxtool.evaluation.measures import Measure, MeasureDifference
 from onnxtool.reports import short_repr
 
 
@@ -30,7 +30,7 @@ class QueryResult:
 
 
 @dataclass(frozen=True)
-class Terms:
+class TermCounts:
     """Sparsity of vectors.
 
     Attributes:
@@ -64,12 +64,12 @@ class SystemReport:
     size_bytes: int | None
     query_ms: float | None
     seconds: float
-    terms: Terms | None = None
+    terms: TermCounts | None = None
 
 
 @short_repr
 @dataclass(frozen=True)
-class Comparison:
+class SystemComparison:
     """Comparison of a model with its base, over the same queries.
 
     Attributes:
@@ -82,7 +82,7 @@ class Comparison:
     """
 
     base: SystemReport
-    measures: Mapping[str, Difference]
+    measures: Mapping[str, MeasureDifference]
     overlap_at_10: float
     num_equal_top_10: int
     lost: tuple[QueryResult, ...]
@@ -98,7 +98,7 @@ class GateCheck:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class VectorSizes:
     """The sizes of the vectors of a collection.
 
     Attributes:
@@ -131,9 +131,9 @@ class PrunedResult:
     """
 
     prune: str
-    sizes: Sizes
+    sizes: VectorSizes
     measures: Mapping[str, Measure]
-    changes: Mapping[str, Difference]
+    changes: Mapping[str, MeasureDifference]
     gates: tuple[GateCheck, ...] = ()
     chosen: bool = False
 
@@ -173,7 +173,7 @@ class EvaluationReport:
     num_own_ids_left_out: int
     measures: Mapping[str, Measure]
     rejects: Mapping[str, int]
-    against: Comparison | None
+    against: SystemComparison | None
     gates: tuple[GateCheck, ...]
     queries: tuple[QueryResult, ...]
     peak_rss_bytes: int

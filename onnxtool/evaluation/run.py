@@ -24,16 +24,16 @@ from onnxtool.evaluation.measures import (
     parse_measures,
 )
 from onnxtool.evaluation.options import BM25, DEFAULT_CANDIDATES, DEFAULT_MEASURES, RERANKER, SPARSE, EvaluateOptions
-from onnxtool.evaluation.pruning import Cut, parse_cuts
+from onnxtool.evaluation.pruning import PruningRules, parse_cuts
 from onnxtool.evaluation.report import (
-    Comparison,
     EvaluationReport,
     GateCheck,
     PrunedResult,
     QueryResult,
-    Sizes,
+    SystemComparison,
     SystemReport,
-    Terms,
+    TermCounts,
+    VectorSizes,
 )
 from onnxtool.evaluation.search import Run
 from onnxtool.evaluation.systems import Bm25, SearchResults, System, VectorSystem, open_model
@@ -111,8 +111,8 @@ def _evaluate(
     cuts = parse_cuts(options.prune)
     start = time.perf_counter()
     every = _retrieve_each(model, collection, cuts)
-    found, seconds = every[Cut()], time.perf_counter() - start
-    values = compute(measures, collection.judgements, found.run)
+    results, seconds = every[PruningRules()], time.perf_counter() - start
+    values = compute(measures, collection.judgements, results.run)
     times = _time_queries([system for system in (model, base) if system is not None], collection)
     against, others, base_values, base_seconds = None, None, None, 0.0
     if base is not None:
@@ -120,34 +120,34 @@ def _evaluate(
         others = base.retrieve(collection)
         base_seconds = time.perf_counter() - start
         base_values = compute(measures, collection.judgements, others.run)
-    queries = _queries(collection, found.run, values, None if others is None else others.run, base_values)
+    queries = _queries(collection, results.run, values, None if others is None else others.run, base_values)
     if base is not None and others is not None and base_values is not None:
         tell("comparing")
-        against = Comparison(
+        against = SystemComparison(
             base=_described(base, others, times, base_seconds),
             measures={name: difference_of(values[name], base_values[name]) for name in values},
-            overlap_at_10=_overlap(collection, found.run, others.run),
+            overlap_at_10=_overlap(collection, results.run, others.run),
             num_equal_top_10=sum(
-                _is_equal(found.run.get(query, {}), others.run.get(query, {})) for query in collection.queries
+                _is_equal(results.run.get(query, {}), others.run.get(query, {})) for query in collection.queries
             ),
             lost=_lost(queries, next(iter(measures))),
         )
     report = EvaluationReport(
-        model=_described(model, found, times, seconds),
+        model=_described(model, results, times, seconds),
         data=collection.name,
         split=collection.split,
-        num_documents=found.num_documents,
+        num_documents=results.num_documents,
         num_queries=len(collection.queries),
         num_judgements=collection.num_judgements,
         num_without_relevant=collection.num_without_relevant,
-        num_own_ids_left_out=len(found.left_out),
+        num_own_ids_left_out=len(results.left_out),
         measures={name: mean_of(values[name]) for name in measures},
-        rejects=found.rejects,
+        rejects=results.rejects,
         against=against,
         gates=(),
         queries=queries,
         peak_rss_bytes=peak_rss_bytes(),
-        notes=tuple(_notes(collection, found, model, base, options)),
+        notes=tuple(_notes(collection, results, model, base, options)),
     )
     if cuts:
         report = _with_pruned(report, every, others, collection, measures, gates)
@@ -156,7 +156,7 @@ def _evaluate(
         figures = _figures(report.measures, report.model, overlap)
         base_figures = None if against is None else _figures_of_base(against)
         report = replace(report, gates=tuple(_check_gates(gates, figures, base_figures)))
-    return report, found.run
+    return report, results.run
 
 
 def _refuse_unused(options: EvaluateOptions, systems: Sequence[System]) -> None:
@@ -171,9 +171,9 @@ def _refuse_unused(options: EvaluateOptions, systems: Sequence[System]) -> None:
         "--keep_special": options.keep_special and model.kind != SPARSE,
         "--dimensions": options.dimensions is not None and model.kind == RERANKER,
     }
-    if given := [name for name, is_ignored in others.items() if is_ignored]:
+    if unused := [name for name, is_ignored in others.items() if is_ignored]:
         raise InputError(
-            f"{' and '.join(given)} would change nothing: {model.name} is a model of the kind {model.kind}",
+            f"{' and '.join(unused)} would change nothing: {model.name} is a model of the kind {model.kind}",
             "leave it out",
         )
 
@@ -273,27 +273,29 @@ def _run_text(run: Run, name: str) -> str:
     )
 
 
-def _retrieve_each(system: System, collection: Collection, cuts: Sequence[Cut]) -> dict[Cut, SearchResults]:
+def _retrieve_each(
+    system: System, collection: Collection, cuts: Sequence[PruningRules]
+) -> dict[PruningRules, SearchResults]:
     """Search with the vectors as they are, and as each of `cuts` makes them smaller.
 
     Raises:
         InputError: they are not for these vectors, or the system has none.
     """
     if not cuts:
-        return {Cut(): system.retrieve(collection)}
+        return {PruningRules(): system.retrieve(collection)}
     if not isinstance(system, VectorSystem):
         raise InputError(
             f"--prune is for encoders, and {system.name} is a model of the kind {system.kind}", "leave --prune out"
         )
     for cut in cuts:
         system.require(cut)
-    every = [Cut(), *cuts]
+    every = [PruningRules(), *cuts]
     return dict(zip(every, system.retrieve_each(collection, every), strict=True))
 
 
 def _with_pruned(
     report: EvaluationReport,
-    results_by_cut: Mapping[Cut, SearchResults],
+    results_by_cut: Mapping[PruningRules, SearchResults],
     others: SearchResults | None,
     collection: Collection,
     measures: Mapping[str, Any],
@@ -304,9 +306,9 @@ def _with_pruned(
     Gates compare with the base, which found `others`, or else with the vectors as they are. If each index meets one,
     all these gates count.
     """
-    compared = results_by_cut[Cut()].run if others is None else others.run
-    whole = compute(measures, collection.judgements, results_by_cut[Cut()].run)
-    base = _figures(report.measures, report.model, 1.0, results_by_cut[Cut()].sizes)
+    compared = results_by_cut[PruningRules()].run if others is None else others.run
+    whole = compute(measures, collection.judgements, results_by_cut[PruningRules()].run)
+    base = _figures(report.measures, report.model, 1.0, results_by_cut[PruningRules()].sizes)
     if report.against is not None and others is not None:
         base = _figures_of_base(report.against, others.sizes)
     results = []
@@ -317,7 +319,9 @@ def _with_pruned(
             prune=cut.name,
             sizes=one.sizes,
             measures={name: mean_of(values[name]) for name in measures},
-            changes={} if cut == Cut() else {name: difference_of(values[name], whole[name]) for name in measures},
+            changes={}
+            if cut == PruningRules()
+            else {name: difference_of(values[name], whole[name]) for name in measures},
         )
         if result.changes:
             overlap = _overlap(collection, one.run, compared)
@@ -351,7 +355,7 @@ def _time_queries(systems: Sequence[System], collection: Collection) -> dict[str
             start = time.perf_counter()
             system.run_query(text)
             samples[system.name].append((time.perf_counter() - start) * 1e3)
-    return {name: float(np.median(found)) for name, found in samples.items()}
+    return {name: float(np.median(times)) for name, times in samples.items()}
 
 
 def _described(
@@ -488,7 +492,7 @@ def _require_figures(
     """
 
     def expected(system: System) -> dict[str, Json]:
-        terms = Terms(0.0, 0.0, 0.0) if system.kind == SPARSE else None
+        terms = TermCounts(0.0, 0.0, 0.0) if system.kind == SPARSE else None
         query_ms = None if system.kind == BM25 else 0.0
         report = SystemReport(system.name, system.kind, "", system.size_bytes, query_ms, 0.0, terms)
         sizes = [_INDEX] if has_sizes and isinstance(system, VectorSystem) else []
@@ -498,7 +502,7 @@ def _require_figures(
 
 
 def _figures(
-    measures: Mapping[str, Measure], system: SystemReport, overlap: float | None, sizes: Sizes | None = None
+    measures: Mapping[str, Measure], system: SystemReport, overlap: float | None, sizes: VectorSizes | None = None
 ) -> dict[str, Json]:
     """Return the figures of a system that gates may name."""
     figures: dict[str, Json] = {name: measure.mean for name, measure in measures.items()}
@@ -506,7 +510,7 @@ def _figures(
     return figures | _figures_of(system) | ({} if sizes is None else {_INDEX: sizes.index_bytes})
 
 
-def _figures_of_base(against: Comparison, sizes: Sizes | None = None) -> dict[str, Json]:
+def _figures_of_base(against: SystemComparison, sizes: VectorSizes | None = None) -> dict[str, Json]:
     figures: dict[str, Json] = {name: difference.base for name, difference in against.measures.items()}
     figures |= _figures_of(against.base) | {_OVERLAP: 1.0}
     return figures | ({} if sizes is None else {_INDEX: sizes.index_bytes})

@@ -54,7 +54,7 @@ class Search:
             depth: number of documents kept per query.
         """
         self._query_ids = query_ids
-        self._compare = Comparison(queries, similarity)
+        self._compare = QueryComparison(queries, similarity)
         self._best = [Best(depth) for _ in query_ids]
 
     def add(self, shard: Shard) -> None:
@@ -109,7 +109,7 @@ class Best:
         return {name: score for score, name in self._found}
 
 
-class Comparison:
+class QueryComparison:
     """Queries prepared for comparison with blocks of documents."""
 
     def __init__(self, queries: Any, similarity: str) -> None:

@@ -38,8 +38,8 @@ from onnxtool.evaluation.options import (
     SPARSE,
     EvaluateOptions,
 )
-from onnxtool.evaluation.pruning import Cut, PrunedSearch
-from onnxtool.evaluation.report import Sizes, Terms
+from onnxtool.evaluation.pruning import PrunedSearch, PruningRules
+from onnxtool.evaluation.report import TermCounts, VectorSizes
 from onnxtool.evaluation.search import Best, Run, require_different
 from onnxtool.infer.chats import LongTexts
 from onnxtool.infer.heads.head import VectorHead
@@ -75,8 +75,8 @@ class SearchResults:
     own: frozenset[str]
     left_out: frozenset[str]
     rejects: dict[str, int]
-    terms: Terms | None = None
-    sizes: Sizes | None = None
+    terms: TermCounts | None = None
+    sizes: VectorSizes | None = None
 
 
 class System(ABC):
@@ -127,9 +127,9 @@ class VectorSystem(System):
 
     def retrieve(self, collection: Collection) -> SearchResults:
         """Encode the documents, then the queries, and search."""
-        return self.retrieve_each(collection, [Cut()])[0]
+        return self.retrieve_each(collection, [PruningRules()])[0]
 
-    def require(self, cut: Cut) -> None:
+    def require(self, cut: PruningRules) -> None:
         """Refuse to make vectors smaller by rules that are not for them.
 
         Raises:
@@ -140,7 +140,7 @@ class VectorSystem(System):
             "pass such a file, or leave --prune out",
         )
 
-    def retrieve_each(self, collection: Collection, cuts: Sequence[Cut]) -> list[SearchResults]:
+    def retrieve_each(self, collection: Collection, cuts: Sequence[PruningRules]) -> list[SearchResults]:
         """Encode once, and search with the vectors as each of `cuts` makes them smaller."""
         rejects: Counter[str] = Counter()
         shards = self.shards(collection, rejects)
@@ -162,10 +162,10 @@ class VectorSystem(System):
         require_different(ids)
         results = []
         for search in searches:
-            found = _found(collection, self._options, search.found(), ids, rejects)
+            result = _found(collection, self._options, search.found(), ids, rejects)
             if isinstance(queries, SparseVectors) and ids:
-                found = replace(found, terms=_terms(queries, search.sizes))
-            results.append(replace(found, sizes=search.sizes))
+                result = replace(result, terms=_terms(queries, search.sizes))
+            results.append(replace(result, sizes=search.sizes))
         return results
 
 
@@ -193,11 +193,14 @@ class Reranking(System):
             InputError: the run with the candidates cannot be read, or has none of the queries or documents.
         """
         options = self._options
-        found = first_stage(collection, options)
-        wanted = {document for documents in found.run.values() for document in documents}
-        texts = {one.id: one.contents for one in read_documents(collection) if one.id in wanted}
+        candidates = first_stage(collection, options)
+        wanted = {document for documents in candidates.run.values() for document in documents}
+        texts = {entry.id: entry.contents for entry in read_documents(collection) if entry.id in wanted}
         pairs = [
-            (query, document) for query, documents in found.run.items() for document in documents if document in texts
+            (query, document)
+            for query, documents in candidates.run.items()
+            for document in documents
+            if document in texts
         ]
         if not pairs:
             raise InputError(
@@ -216,7 +219,7 @@ class Reranking(System):
             (self._num_cut, "pairs are longer than the model takes, and cut; --long window reads each whole"),
         )
         self.note = "; ".join(f"{count} {what}" for count, what in counts if count)
-        return replace(found, run={query: _ordered(documents) for query, documents in run.items()})
+        return replace(candidates, run={query: _ordered(documents) for query, documents in run.items()})
 
 
 class Bm25(System):
@@ -253,9 +256,9 @@ class Bm25(System):
         index = bm25s.BM25(method="lucene")
         index.index(words, **quiet)
         tell("searching with BM25")
-        asked = bm25s.tokenize(list(collection.queries.values()), stopwords="en", return_ids=False, **quiet)
+        query_words = bm25s.tokenize(list(collection.queries.values()), stopwords="en", return_ids=False, **quiet)
         run: Run = {}
-        for query, tokens in zip(collection.queries, asked, strict=True):
+        for query, tokens in zip(collection.queries, query_words, strict=True):
             scores = index.get_scores(tokens) if any(token in words.vocab for token in tokens) else None
             best = Best(self._options.depth + 1)
             if scores is not None:
@@ -276,12 +279,12 @@ def first_stage(collection: Collection, options: EvaluateOptions) -> SearchResul
     options = replace(options, depth=options.num_candidates or DEFAULT_CANDIDATES)
     if options.candidates is None:
         return Bm25(options).retrieve(collection)
-    given = read_run(options.candidates)
-    if not given.keys() & collection.queries.keys():
+    candidates = read_run(options.candidates)
+    if not candidates.keys() & collection.queries.keys():
         raise InputError(f"{options.candidates} has none of the queries of {collection.name}", "compare their ids")
     rejects: Counter[str] = Counter()
     ids = [document.id for document in read_documents(collection, rejects)]
-    run = {query: _ordered(given.get(query, {})) for query in collection.queries}
+    run = {query: _ordered(candidates.get(query, {})) for query in collection.queries}
     return _found(collection, options, run, ids, rejects)
 
 
@@ -320,9 +323,9 @@ def _ordered(documents: Mapping[str, float]) -> dict[str, float]:
     return dict(sorted(documents.items(), key=lambda entry: (entry[1], entry[0]), reverse=True))
 
 
-def _terms(queries: SparseVectors, sizes: Sizes) -> Terms:
+def _terms(queries: SparseVectors, sizes: VectorSizes) -> TermCounts:
     """Return the sparsity of Q queries, and of documents or passages."""
-    return Terms(sizes.query_terms, sizes.document_terms, 1 - sizes.document_terms / len(queries.vocabulary))
+    return TermCounts(sizes.query_terms, sizes.document_terms, 1 - sizes.document_terms / len(queries.vocabulary))
 
 
 def _named(path: Path, options: EvaluateOptions) -> str:
@@ -346,7 +349,7 @@ class OnnxVectors(VectorSystem):
             *([head.note] if isinstance(head, VectorHead) and head.note else ()),
         )
 
-    def require(self, cut: Cut) -> None:
+    def require(self, cut: PruningRules) -> None:
         """Refuse to make vectors smaller by rules that are not for them, or in a graph that does so itself."""
         for task, rule in (("document", cut.documents), (QUERY, cut.queries)):
             self._model.of_task(task).pruning_for(rule or None, task)
@@ -440,9 +443,9 @@ class OnnxReranker(Reranking):
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the score of each pair."""
-        asked = [TextInput(document, query=query) for query, document in pairs]
+        texts = [TextInput(document, query=query) for query, document in pairs]
         long = LongTexts(self._options.long, self._options.overlap)
-        answers = self._model.answer(asked, long=long).answers
+        answers = self._model.answer(texts, long=long).answers
         self._num_cut += sum(answer.truncated for answer in answers)
         return [answer.candidates[0].score for answer in answers]
 

@@ -156,8 +156,8 @@ def _checked(
 
 def in_parts(texts: Iterable[AnItem]) -> Iterator[tuple[AnItem, ...]]:
     """Yield streamed texts in groups, in order."""
-    rest = iter(texts)
-    while part := tuple(islice(rest, _STREAMED_AT_A_TIME)):
+    remaining = iter(texts)
+    while part := tuple(islice(remaining, _STREAMED_AT_A_TIME)):
         yield part
 
 
@@ -194,10 +194,10 @@ def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: 
     prompt = None if options.prompt == QUERY else options.prompt  # asks for the lookup, also without such a prompt
     before = queries.prompts.text_of(prompt, QUERY)
     answered = queries.read([text.contents for text in texts], prompt=prompt)
-    found = queries.weigh(answered).without(queries.tokenizer.framing_ids)
+    vectors = queries.weigh(answered).without(queries.tokenizer.framing_ids)
     if options.prune is not None:
-        found = found.pruned(options.prune)
-    rows = found.terms(options.top_k or _TOP_TERMS)
+        vectors = vectors.pruned(options.prune)
+    rows = vectors.terms(options.top_k or _TOP_TERMS)
     most = queries.table.max_tokens
     return InferReport(
         model=str(options.model_path),

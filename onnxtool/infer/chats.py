@@ -66,11 +66,11 @@ class LongTexts(Options):
         """
         require_unicode(texts, first)
         if limit is None or self.way != "window":
-            read = tokenizer.encode(texts, limit, options)
+            encoded = tokenizer.encode(texts, limit, options)
             if self.way == "fail" and limit is not None:
-                _require_whole(read, limit, first)
-            _require_tokens(texts, read, first)
-            return [[text] for text in read]
+                _require_whole(encoded, limit, first)
+            _require_tokens(texts, encoded, first)
+            return [[text] for text in encoded]
         windows = tokenizer.encode_windows(texts, limit, self.overlap_of(limit), options)
         _require_tokens(texts, [group[0] for group in windows], first)
         return windows
@@ -150,8 +150,8 @@ class Chats:
                     "a text that is put into a chat template cannot be read in windows",
                     "cut it (--long truncate), or pass passages",
                 )
-        read = replace(long, way="truncate", overlap=None) if long.way == "window" else long
-        windows = read.read(self.tokenizer, chats, limit, _AS_WRITTEN, first=first)
+        reader = replace(long, way="truncate", overlap=None) if long.way == "window" else long
+        windows = reader.read(self.tokenizer, chats, limit, _AS_WRITTEN, first=first)
         return [
             [self._with_end(window, text, prompt, task) if window.truncated else window for window in group]
             for text, group in zip(texts, windows, strict=True)
@@ -170,7 +170,7 @@ class Chats:
             if len(self._ends) >= _MOST_ENDS:
                 self._ends.clear()
             chats = self.template.render(self.template.fillers(text), prompt, task)
-            one, other = self.tokenizer.encode(chats, None, _AS_WRITTEN)
-            self._ends[key] = common_end(one.ids, other.ids)
+            first, other = self.tokenizer.encode(chats, None, _AS_WRITTEN)
+            self._ends[key] = common_end(first.ids, other.ids)
         end = self._ends[key][-len(window) :]
         return replace(window, ids=window.ids[: len(window) - len(end)] + end)

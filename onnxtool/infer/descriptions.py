@@ -40,31 +40,31 @@ class Interpretation:
 
     Attributes:
         stored: the checkpoint's folder without the user's description.
-        said: the user's description of the file.
+        description: the user's description of the file.
     """
 
     model: ModelFile
     stored: CheckpointFolder
-    said: FileDescription
+    description: FileDescription
 
     @cached_property
     def folder(self) -> CheckpointFolder:
         """The folder, with pooling and normalization from the user's description instead of modules.json."""
-        known, said = self.stored.sentence_modules, self.said
-        if said.pooling is None and said.normalize is None:
+        stored, description = self.stored.sentence_modules, self.description
+        if description.pooling is None and description.normalize is None:
             return self.stored
-        modules = list(known.modules)
-        is_sparse = _SPARSE in (said.purpose, self.model.stated_task) or "SpladePooling" in known.kinds
+        modules = list(stored.modules)
+        is_sparse = _SPARSE in (description.purpose, self.model.stated_task) or "SpladePooling" in stored.kinds
         kind, key = ("SpladePooling", "pooling_strategy") if is_sparse else ("Pooling", "pooling_mode")
-        if said.pooling is not None:
+        if description.pooling is not None:
             modules = modules or [StoredModule("MLMTransformer" if is_sparse else "Transformer", "", {}, self.stored)]
-            place = known.kinds.index(kind) if kind in known.kinds else None
+            place = stored.kinds.index(kind) if kind in stored.kinds else None
             settings = {} if place is None else modules.pop(place).settings
-            modules.insert(place or 1, StoredModule(kind, "", {**settings, key: said.pooling}, self.stored))
-        if said.normalize is not None:
+            modules.insert(place or 1, StoredModule(kind, "", {**settings, key: description.pooling}, self.stored))
+        if description.normalize is not None:
             modules = [module for module in modules if module.kind != "Normalize"]
-            modules += [StoredModule("Normalize", "", {}, self.stored)] * said.normalize
-        return replace(self.stored, described=replace(known, modules=tuple(modules)))
+            modules += [StoredModule("Normalize", "", {}, self.stored)] * description.normalize
+        return replace(self.stored, described=replace(stored, modules=tuple(modules)))
 
     def task(self, vocabulary_size: int) -> str:
         """Return the file's task, deduced from its outputs and vocabulary size if it is not stated.
@@ -72,8 +72,8 @@ class Interpretation:
         Raises:
             OptionError: the description contradicts the stamp or the outputs.
         """
-        said, stamps = self.said, {key: self.model.metadata.get(key) for key in (TASK_KEY, HEAD_KEY)}
-        for value, key, name in ((said.task, TASK_KEY, "--task"), (said.head, HEAD_KEY, "--head")):
+        description, stamps = self.description, {key: self.model.metadata.get(key) for key in (TASK_KEY, HEAD_KEY)}
+        for value, key, name in ((description.task, TASK_KEY, "--task"), (description.head, HEAD_KEY, "--head")):
             if value is not None and any(stamps.values()) and value != stamps[key]:
                 raise OptionError(
                     f"{name} {value} was passed, but {self.model.path} is stamped {key} {stamps[key]}",
@@ -81,13 +81,13 @@ class Interpretation:
                 )
         if task := self.model.stated_task:
             return task
-        if said.purpose is None:
+        if description.purpose is None:
             task = deduce_task(self.model, self.folder, vocabulary_size)
-            return _DENSE if task == UNKNOWN_TASK and said.pooling is not None else task
+            return _DENSE if task == UNKNOWN_TASK and description.pooling is not None else task
         ranks = {len(info.shape) for info in self.model.structure.outputs}
-        if 0 not in ranks and ranks.isdisjoint(_RANKS.get(said.purpose, ranks)):  # 0: not stated
-            raise self._refused("--task" if said.task else "--head", f"gives nothing for {said.purpose}")
-        return said.purpose
+        if 0 not in ranks and ranks.isdisjoint(_RANKS.get(description.purpose, ranks)):  # 0: not stated
+            raise self._refused("--task" if description.task else "--head", f"gives nothing for {description.purpose}")
+        return description.purpose
 
     def described(self, head: AnyHead) -> AnyHead:
         """Return `head` adapted to vectors pooled by the graph and normalized by the user, or to probabilities.
@@ -95,17 +95,17 @@ class Interpretation:
         Raises:
             OptionError: the description contradicts the file, or does not apply to its outputs.
         """
-        said, is_stamped, is_dense = self.said, self.model.stated_task != "", isinstance(head, Embeddings)
+        description, is_stamped, is_dense = self.description, self.model.stated_task != "", isinstance(head, Embeddings)
         pools = gives_states(self.model) and isinstance(head, Embeddings | Terms)
         in_graph = isinstance(head, Embeddings) and head.in_graph
-        if said.pooling is not None and (in_graph or not pools):
+        if description.pooling is not None and (in_graph or not pools):
             raise self._refused("--pooling", f"leaves nothing to pool, read for {head.kind}")
-        if said.normalize is not None and not is_dense:
+        if description.normalize is not None and not is_dense:
             raise self._refused("--normalize", f"is read for {head.kind}, and not for embeddings")
-        if in_graph and said.normalize is not None and is_stamped:
-            if said.normalize != ("Normalize" in self.stored.sentence_modules.kinds):
+        if in_graph and description.normalize is not None and is_stamped:
+            if description.normalize != ("Normalize" in self.stored.sentence_modules.kinds):
                 raise self._refused("--normalize", "was exported from a checkpoint that says otherwise")
-        elif isinstance(head, Embeddings) and in_graph and said.normalize:
+        elif isinstance(head, Embeddings) and in_graph and description.normalize:
             return replace(head, after=(Normalize(),))
         if isinstance(head, Labels) and self._gives_probabilities:
             return replace(head, function=unchanged)
@@ -113,17 +113,17 @@ class Interpretation:
 
     def notes(self, head: AnyHead, task: str) -> tuple[str, ...]:
         """Explain how `head` reads the file for `task`, and why, if it has no stamp or has a description."""
-        said, is_stamped = self.said.given, self.model.stated_task != ""
+        given_options, is_stamped = self.description.given, self.model.stated_task != ""
         notes = []
         if task == UNKNOWN_TASK:
             notes.append(f"the model does not say what it is for; pass --task with one of {', '.join(FILE_TASKS)}")
         elif not is_stamped:
-            why = said.get("--task") or said.get("--head") or "its outputs"
-            notes.append(f"the model does not say what it is for; read as {task} from {why}")
-        if is_stamped and not said:
+            reason = given_options.get("--task") or given_options.get("--head") or "its outputs"
+            notes.append(f"the model does not say what it is for; read as {task} from {reason}")
+        if is_stamped and not given_options:
             return ()
         if isinstance(head, Embeddings) and head.in_graph:
-            scaled = f"scaled to length 1 ({said['--normalize']})" if head.after else "taken as they are"
+            scaled = f"scaled to length 1 ({given_options['--normalize']})" if head.after else "taken as they are"
             notes.append(f"vectors are pooled by the graph, and {scaled}")
         elif isinstance(head, Embeddings):
             if head.pooling is not None and head.is_stated:  # otherwise its own note covers this
@@ -141,20 +141,22 @@ class Interpretation:
     def _source(self, option: str, kind: str) -> str:
         """Name the source of a vector setting: an option, or a module of this kind."""
         is_stored = kind in self.stored.sentence_modules.kinds
-        return self.said.given.get(option) or (f"{MODULES_NAME} of {self.stored.path}" if is_stored else _ASSUMED)
+        return self.description.given.get(option) or (
+            f"{MODULES_NAME} of {self.stored.path}" if is_stored else _ASSUMED
+        )
 
     @cached_property
     def _gives_probabilities(self) -> bool:
         """Whether a file without a stamp returns probabilities itself: in "logits", or the first [B, L]."""
         names = [info.name for info in self.model.structure.outputs if len(info.shape) == 2]
-        read = "logits" if "logits" in names else names[0] if names else ""
-        ends = (node.op_type for node in read_nodes(self.model.path) if read in node.outputs)
+        output = "logits" if "logits" in names else names[0] if names else ""
+        ends = (node.op_type for node in read_nodes(self.model.path) if output in node.outputs)
         return not self.model.stated_task and next(ends, "") in ("Sigmoid", "Softmax")
 
-    def _refused(self, option: str, why: str) -> OptionError:
+    def _refused(self, option: str, reason: str) -> OptionError:
         outputs = ", ".join(f"{info.name} {list(info.shape)}" for info in self.model.structure.outputs)
         return OptionError(
-            f"{self.said.given[option]} was passed, but {self.model.path} {why}: it gives {outputs}",
+            f"{self.description.given[option]} was passed, but {self.model.path} {reason}: it gives {outputs}",
             "leave it out, or say with --task what the file is for",
         )
 

@@ -77,8 +77,8 @@ class LoadedModel(TextModel):
             InputError: there are no texts, one cannot be read, or the model takes no pairs or only pairs.
             SessionError: onnxruntime fails, or returns a value that is not finite.
         """
-        read = None if long is None else LongTexts.of(long)
-        return answer_texts(self, tuple(several(texts)), AnswerOptions(query, prompt, task, read, top_k))
+        handling = None if long is None else LongTexts.of(long)
+        return answer_texts(self, tuple(several(texts)), AnswerOptions(query, prompt, task, handling, top_k))
 
     @checked
     def stream(
@@ -197,8 +197,8 @@ def _limits_of(
     limit = text_limit(reads, folder, task)
     of_tasks = ((name, limit_of_task(reads, folder, name)) for name in TASKS)
     limits = {name: own for name, own in of_tasks if own is not None}
-    for one in (*limits.values(), *(() if limit is None else (limit,))):
-        tokenizer.require_room(one)
+    for each_limit in (*limits.values(), *(() if limit is None else (limit,))):
+        tokenizer.require_room(each_limit)
     return limit, limits
 
 
@@ -253,13 +253,13 @@ def encode(
     if task == QUERY and description is None and stored == [None] * 3:  # terms are never stored in another form
         queries = load_queries(model, model_name=model_name)
     if queries is not None:
-        found = queries.encode(
+        vectors = queries.encode(
             several(texts),
             prompt=encoding.get("prompt"),
             keep_special=encoding.get("keep_special", False),
             prune=encoding.get("prune"),
         )
-        return found[0] if isinstance(texts, str) else found
+        return vectors[0] if isinstance(texts, str) else vectors
     model, model_name = find_file(model, model_name, task)
     loaded = load(
         model, model_name=model_name, description=description, provider=provider, representation=representation

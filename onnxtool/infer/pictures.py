@@ -113,13 +113,13 @@ class PictureModel:
                     f"{self.session.model.path} takes {info.name}, and its image processor gives {', '.join(feeds)}",
                     "the image processor belongs to another model; pass --model_name with the right one",
                 )
-            wanted, found = info.shape[1:], feeds[info.name].shape
-            if len(wanted) != len(found) or any(
-                isinstance(size, int) and size != other for size, other in zip(wanted, found, strict=True)
+            expected, actual = info.shape[1:], feeds[info.name].shape
+            if len(expected) != len(actual) or any(
+                isinstance(size, int) and size != other for size, other in zip(expected, actual, strict=True)
             ):
                 raise InputError(
-                    f"the image processor makes {info.name} of {list(found)} of {name}, and {self.session.model.path} "
-                    f"takes {list(wanted)}",
+                    f"the image processor makes {info.name} of {list(actual)} of {name}, and {self.session.model.path} "
+                    f"takes {list(expected)}",
                     "the image processor belongs to another model; pass --model_name with the right one",
                 )
         if self.parts is not None:
@@ -371,13 +371,13 @@ def _refuse_unused(options: InferOptions) -> None:
     Raises:
         InputError: it was passed.
     """
-    own = {"--text": options.texts, "--top_k": options.top_k}
-    given = [*(name for name, value in own.items() if value), *options.given_for_texts]
+    text_options = {"--text": options.texts, "--top_k": options.top_k}
+    names = [*(name for name, value in text_options.items() if value), *options.given_for_texts]
     if options.query is None:
-        given += [name for name, value in (("--prompt", options.prompt), ("--text_model", options.text_model)) if value]
-    if given:
+        names += [name for name, value in (("--prompt", options.prompt), ("--text_model", options.text_model)) if value]
+    if names:
         raise InputError(
-            f"{options.model_path} takes images, and {' and '.join(given)} was passed, which is for texts",
+            f"{options.model_path} takes images, and {' and '.join(names)} was passed, which is for texts",
             "pass --image, and --query with --text_model to rank images for a text",
         )
 
@@ -406,8 +406,8 @@ def encode_query(model: PictureModel, query: str, options: InferOptions) -> Dens
     encode = _encode_tokens if model.by_token else _encode_text
     vectors = encode(texts, query, options)
     width = next(info.shape[-1] for info in model.session.model.structure.outputs if info.name == model.vector)
-    found = vectors.vectors if isinstance(vectors, TokenVectors) else vectors
-    if found.dtype != np.float32 or found.shape[1:] != (width,):
+    array = vectors.vectors if isinstance(vectors, TokenVectors) else vectors
+    if array.dtype != np.float32 or array.shape[1:] != (width,):
         raise InputError(
             f"{path} gives other vectors than {model.session.model.path}, of {width} numbers of float32",
             "take both sides from one checkpoint",

@@ -89,8 +89,8 @@ class TextJob:
         return load_as(self.options, self.model, self.options.model_name, self.options.threads)
 
     @property
-    def asked(self) -> AnswerOptions:
-        """The requests of the options for each text."""
+    def request(self) -> AnswerOptions:
+        """The options that apply to each text."""
         options = self.options
         long = None if options.long is None else LongTexts(options.long, options.overlap)
         return AnswerOptions(options.query, options.prompt, options.text_task, long, options.top_k, options.prune)
@@ -98,21 +98,22 @@ class TextJob:
     def answer(self, texts: Iterable[TextInput]) -> InferReport:
         """Return the answer for each text."""
         texts = tuple(texts)
-        return answer_texts(self.load(), texts, self.asked)
+        return answer_texts(self.load(), texts, self.request)
 
     def stream(self, texts: Iterable[TextInput]) -> Iterator[Report]:
         """Yield reports of a few hundred texts each, without similarities and rankings, in bounded memory."""
         options = self.options
         total = 0 if options.input_path is None else len(options.texts) + count_lines(options.input_path)
-        yield from stream_answers(self.load(), texts, self.asked, total)
+        yield from stream_answers(self.load(), texts, self.request, total)
 
     def encode(self, contents: Sequence[str], *, dense: bool) -> AnyVectors:
         """Return the vectors of N texts."""
         options, model = self.options, self.load()
         if dense and (model.is_sparse or model.is_late_interaction):
             raise _not_dense(options)
-        asked = self.asked
-        return model.encode(contents, prompt=asked.prompt, task=asked.task, long=asked.long or CUT, prune=asked.prune)
+        request = self.request
+        long = request.long or CUT
+        return model.encode(contents, prompt=request.prompt, task=request.task, long=long, prune=request.prune)
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,10 @@ class WriteJob:
             "--representation": options.representation,
             "--prune": options.prune,
         }
-        given = [f"{name} {value}" for name, value in of_texts.items() if value is not None]
-        if given := [*options.description.given.values(), *given]:
+        names = [f"{name} {value}" for name, value in of_texts.items() if value is not None]
+        if names := [*options.description.given.values(), *names]:
             raise OptionError(
-                f"{options.model_path} is a text-generation model; {' and '.join(given)} does not apply", "leave it out"
+                f"{options.model_path} is a text-generation model; {' and '.join(names)} does not apply", "leave it out"
             )
         if options.query is not None:
             raise InputError(

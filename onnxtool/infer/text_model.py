@@ -126,8 +126,8 @@ class TextModel:
     def prompt_notes(self, prompt: str | None, task: str | None = None) -> tuple[str, ...]:
         """Say where the prompt stands, if there is one."""
         before = self._prompt(prompt, task)
-        where = "stands before each text" if self.chats is None else "is the system message of each text"
-        return (f"{before!r} {where}",) if before else ()
+        role = "stands before each text" if self.chats is None else "is the system message of each text"
+        return (f"{before!r} {role}",) if before else ()
 
     @property
     def adapter_notes(self) -> tuple[str, ...]:
@@ -139,10 +139,11 @@ class TextModel:
     def route_note(self) -> str:
         """A note for users who state no task; empty if one file reads all texts."""
         metadata = self.session.model.metadata
-        others = [task for task in TASKS if task not in metadata.get(READS_KEY, ", ".join(TASKS)).split(", ")]
-        if not others:
+        other_tasks = [task for task in TASKS if task not in metadata.get(READS_KEY, ", ".join(TASKS)).split(", ")]
+        if not other_tasks:
             return ""
-        return f"the route {metadata.get(ROUTE_KEY)} reads the texts; the task {others[0]} has an encoder of its own"
+        route = metadata.get(ROUTE_KEY)
+        return f"the route {route} reads the texts; the task {other_tasks[0]} has an encoder of its own"
 
     def _file_for(self, task: str | None) -> ModelFile:
         return self.session.model.for_task(task, self.partner_path)
@@ -213,14 +214,15 @@ class TextModel:
             if long.way == "window":
                 options = replace(options, with_offsets=True, num_leading=len(before))
             num_left_out = self._num_left_out(before)
-        read = long.read(self.tokenizer, texts, limit, options, first=first)
+        encoded = long.read(self.tokenizer, texts, limit, options, first=first)
         if (stated := self.session.model.text_input) is not None:
             self._require_readable(texts, long, first)
-            given = sources if stated.prompt else texts
-            return [[replace(one, source=text) for one in group] for group, text in zip(read, given, strict=True)]
+            originals = sources if stated.prompt else texts
+            pairs = zip(encoded, originals, strict=True)
+            return [[replace(window, source=text) for window in group] for group, text in pairs]
         if num_left_out:
-            read = [[replace(window, num_prompt=num_left_out) for window in group] for group in read]
-        return self._prepared(read, task)
+            encoded = [[replace(window, num_prompt=num_left_out) for window in group] for group in encoded]
+        return self._prepared(encoded, task)
 
     def _require_readable(self, texts: Sequence[Text], long: LongTexts, first: int) -> None:
         """Refuse what a graph that reads texts would read otherwise, or not at all."""
@@ -244,11 +246,11 @@ class TextModel:
         stated = self.session.model.text_input
         if stated is None or not stated.prompt:
             return self.prompts.text_of(prompt, task)
-        if (prompt is None and task is None) or (found := self.prompts.text_of(prompt, task)) == stated.prompt:
+        if (prompt is None and task is None) or (requested := self.prompts.text_of(prompt, task)) == stated.prompt:
             return stated.prompt
         raise InputError(
             f"{self.session.model.path} writes {stated.prompt!r} before each text itself, and "
-            + (f"{found!r} was asked for" if found else "no prompt was asked for"),
+            + (f"{requested!r} was asked for" if requested else "no prompt was asked for"),
             "export the model once for each prompt (--prompt), or without --tokenizer in_graph",
         )
 
@@ -315,15 +317,15 @@ class TextModel:
         if (stated := self.session.model.text_input) is not None:
             from onnxtool.runtime.text_graph import text_arrays
 
-            given = [text.source for text in filled if text.source is not None]
-            if any(isinstance(text, str) != (len(stated.names) == 1) for text in given) or len(given) < len(filled):
+            sources = [text.source for text in filled if text.source is not None]
+            if any(isinstance(text, str) != (len(stated.names) == 1) for text in sources) or len(sources) < len(filled):
                 needs = ("single texts", "in_graph"), ("pairs of texts (--query)", "pairs_in_graph")
                 (takes, _), (_, other) = needs if len(stated.names) == 1 else needs[::-1]
                 raise InputError(
                     f"{self.session.model.path} takes {takes}",
                     f"pass these, or export the model with --tokenizer {other}",
                 )
-            arrays |= text_arrays(stated.names, given)
+            arrays |= text_arrays(stated.names, sources)
         return arrays
 
     def _inputs(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -396,19 +398,19 @@ class TextModel:
                 this storage.
             SessionError: onnxruntime fails, or gives what is not a finite number.
         """
-        given = (texts,) if isinstance(texts, str) else tuple(texts)
-        if not given:
+        contents = (texts,) if isinstance(texts, str) else tuple(texts)
+        if not contents:
             raise InputError("no texts to encode", "pass at least one")
         model = self.of_task(task)
         head, pruning = model.vector_head(), model.pruning_for(prune, task)
         form = VectorForm.of(head, vectors_as=vectors_as, ranges=ranges, dimensions=dimensions, pruning=pruning)
-        found: AnyVectors
+        vectors: AnyVectors
         if task == QUERY and model.queries is not None:
-            found = model.queries.encode(given, prompt=prompt, keep_special=keep_special, prune=prune)
+            vectors = model.queries.encode(contents, prompt=prompt, keep_special=keep_special, prune=prune)
         else:
-            windows = model.windows(given, prompt=prompt, task=task, long=long)
-            found = form.apply(model.encode_windows(windows, keep_special=keep_special))
-        return found[0] if isinstance(texts, str) else found
+            windows = model.windows(contents, prompt=prompt, task=task, long=long)
+            vectors = form.apply(model.encode_windows(windows, keep_special=keep_special))
+        return vectors[0] if isinstance(texts, str) else vectors
 
     def pruning_for(self, rule: str | None, task: str | None) -> str | None:
         """Check a rule for texts of a task as their head does; the graph prunes no queries that are looked up.
@@ -515,8 +517,8 @@ def find_file(model: ModelFile, model_name: CheckpointName, task: str | None) ->
     Raises:
         OnnxtoolError: as for `ModelFile.for_task`, or the folder cannot be read.
     """
-    found = model.for_task(task)
+    file = model.for_task(task)
     named = None if model_name is None else os.fspath(model_name)
-    if found is not model and named is not None and find_checkpoint_folder(model, named).route is None:
+    if file is not model and named is not None and find_checkpoint_folder(model, named).route is None:
         named = None
-    return found, named
+    return file, named

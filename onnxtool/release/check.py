@@ -120,12 +120,12 @@ def changes(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
 def _files(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
     """Yield problems with the files."""
     known = {file.path: file for file in facts.files}
-    made = {FACTS_NAME, CARD_NAME, BOM_NAME, *([SIGNATURE_NAME] if facts.signed else [])}
+    generated = {FACTS_NAME, CARD_NAME, BOM_NAME, *([SIGNATURE_NAME] if facts.signed else [])}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             yield f"{name} is a symbolic link"
-        elif not path.is_dir() and name not in known and name not in made:
+        elif not path.is_dir() and name not in known and name not in generated:
             yield f"{name} is not in the record"
     if facts.signed and not (folder / SIGNATURE_NAME).is_file():
         yield f"{SIGNATURE_NAME} is missing: the record says that the release is signed"
@@ -145,8 +145,8 @@ def _documents(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
             yield f"{name} is missing"
         elif path.stat().st_size > MOST_BYTES:
             yield f"{name} has more than {MOST_BYTES} bytes"
-        elif found := first_difference(read_text(path, errors="replace"), text):
-            yield f"{name} is not the one that the record makes: {found}"
+        elif difference := first_difference(read_text(path, errors="replace"), text):
+            yield f"{name} is not the one that the record makes: {difference}"
     try:
         check_bom(bom_text(facts))
     except OnnxtoolError as error:
@@ -198,7 +198,7 @@ def _form(session: Session) -> tuple[frozenset[str], frozenset[str]]:
 
 def _is_finite(reference: ReferenceOutputs) -> bool:
     runs = zip(reference.cases, reference.outputs, strict=True)
-    arrays = (case.meaningful(array) for case, found in runs for array in found.values())
+    arrays = (case.meaningful(array) for case, outputs in runs for array in outputs.values())
     return all(np.isfinite(array).all() for array in arrays if array.dtype.kind == "f")
 
 

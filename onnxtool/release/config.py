@@ -96,22 +96,22 @@ def read_config(path: StrPath) -> ReleaseConfig:
     """
     path = Path(path)
     tables = _read(path)
-    here = path.parent
+    folder = path.parent
     kinds = {name: kind for name, kind in field_hints(ReleaseConfig).items() if name not in ("path", *_CLASSES)}
     _refuse_unknown(path, "", tables, (*kinds, *_CLASSES))
     steps = {step: _options(path, step, tables.pop(step)) for step in _CLASSES if step in tables}
-    given = _values(path, "", tables, kinds)
-    if empty := [name for name in given if not tables[name]]:
+    values = _values(path, "", tables, kinds)
+    if empty := [name for name in values if not tables[name]]:
         raise InputError(f"{path}: {empty[0]} is empty", "leave it out")
     if "checkpoint" not in tables:
         raise InputError(f"{path} names no checkpoint", 'add checkpoint = "ID_OR_DIR" at its top')
-    checkpoint = given["checkpoint"]
-    if (here / checkpoint).is_dir() or checkpoint.startswith((".", "/", "~")):
-        checkpoint = str(here / Path(checkpoint).expanduser())
-    name = given.get("name", path_parts(checkpoint)[-1])
+    checkpoint = values["checkpoint"]
+    if (folder / checkpoint).is_dir() or checkpoint.startswith((".", "/", "~")):
+        checkpoint = str(folder / Path(checkpoint).expanduser())
+    name = values.get("name", path_parts(checkpoint)[-1])
     if not _NAME.fullmatch(name):
         raise InputError(f"{path}: {name!r} is no name for files", "add name, of letters, digits, dots and dashes")
-    precisions, targets = (tuple(dict.fromkeys(given.get(one, ()))) for one in ("precisions", "targets"))
+    precisions, targets = (tuple(dict.fromkeys(values.get(key, ()))) for key in ("precisions", "targets"))
     if name in targets:
         raise InputError(f"{path}: {name!r} is the name of a target's folder", "add another name")
     if "data" not in tables and "evaluate" in steps:
@@ -122,7 +122,7 @@ def read_config(path: StrPath) -> ReleaseConfig:
         raise InputError(f"{path} has a key_password and no key", 'add key = "FILE"')
     own = {"path": path, "name": name, "checkpoint": checkpoint, "targets": targets}
     own |= {"precisions": precisions or ("fp32",)}
-    return ReleaseConfig(**{"revision": None, "output": here / f"{name}-release", **given, **own, **steps})
+    return ReleaseConfig(**{"revision": None, "output": folder / f"{name}-release", **values, **own, **steps})
 
 
 def _read(path: Path) -> dict[str, Any]:

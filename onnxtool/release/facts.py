@@ -13,7 +13,7 @@ from typing import Any
 
 from onnxtool.checkpoint.sentence_modules import stays_inside
 from onnxtool.errors import InputError
-from onnxtool.evaluation.measures import Difference, Measure
+from onnxtool.evaluation.measures import Measure, MeasureDifference
 from onnxtool.model_file.metadata import License
 from onnxtool.reading import parse_json, read_text
 from onnxtool.reports import Json, from_json, short_repr, to_json
@@ -134,7 +134,7 @@ class EvaluationResult:
     num_queries: int
     measures: Mapping[str, Measure]
     base: str = ""
-    differences: Mapping[str, Difference] = field(default_factory=dict)
+    differences: Mapping[str, MeasureDifference] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -251,9 +251,9 @@ def parse_facts(text: str) -> ReleaseFacts:
         document = parse_json(text)
     except ValueError as error:
         raise _malformed(f"it is not JSON: {error}") from error
-    found = document.pop("format", None) if isinstance(document, dict) else None
-    if type(found) is not int or found != _FORMAT:
-        raise _malformed(f"its format is {str(found)[:40]}, and this onnxtool reads {_FORMAT}")
+    version = document.pop("format", None) if isinstance(document, dict) else None
+    if type(version) is not int or version != _FORMAT:
+        raise _malformed(f"its format is {str(version)[:40]}, and this onnxtool reads {_FORMAT}")
     try:
         facts: ReleaseFacts = from_json(ReleaseFacts, document, "record", _is_plain)
     except ValueError as error:
@@ -287,10 +287,9 @@ def first_difference(text: str, expected: str) -> str:
     theirs, ours = text.splitlines(), expected.splitlines()
     for tag, start, end, first, last in difflib.SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes():
         if tag != "equal":
-            found, wanted = " ".join(theirs[start:end]), " ".join(ours[first:last])
-            return (
-                f"line {start + 1} is {found[:_MAX_SHOWN]!r}, and by the record of the release {wanted[:_MAX_SHOWN]!r}"
-            )
+            actual, wanted = " ".join(theirs[start:end]), " ".join(ours[first:last])
+            actual, wanted = actual[:_MAX_SHOWN], wanted[:_MAX_SHOWN]
+            return f"line {start + 1} is {actual!r}, and by the record of the release {wanted!r}"
     return "its lines end otherwise than those by the record of the release"
 
 

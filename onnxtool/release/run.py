@@ -186,7 +186,7 @@ def _notes(config: ReleaseConfig, facts: ReleaseFacts) -> Iterator[str]:
         yield "its license is unknown: state it in the checkpoint's card"
     if config.last is not None:
         before = read_facts(config.last)
-        old, new = (sum(file.size_bytes for file in one.files) for one in (before, facts))
+        old, new = (sum(file.size_bytes for file in release.files) for release in (before, facts))
         yield f"the last release, {config.last}, has {len(before.files)} files and {old:,} bytes; this one {new:,}"
 
 
@@ -221,11 +221,11 @@ def checked_inputs(config: ReleaseConfig) -> dict[str, str]:
         inputs["last release"] = file_sha256(config.last / FACTS_NAME)
     if config.data is not None:
         base = config.precisions[0]  # for relative gates
-        asked = EvaluateOptions(**{**config.evaluate, "against": base})
-        _, _, collection = check_evaluation(None, config.data, asked)
+        evaluation = EvaluateOptions(**{**config.evaluate, "against": base})
+        _, _, collection = check_evaluation(None, config.data, evaluation)
         sources, _ = find_sources(collection.corpus)
-        texts = (*collection.files, *(one.path for one in sources))
-        inputs["collection"] = digest_of({str(place): one for place, one in enumerate(texts)})
+        texts = (*collection.files, *(source.path for source in sources))
+        inputs["collection"] = digest_of({str(place): path for place, path in enumerate(texts)})
     if config.benchmark is not None:
         inputs["processor"] = processor_name()
     return inputs
@@ -237,13 +237,13 @@ def signer(config: ReleaseConfig) -> dict[str, Any]:
     Raises:
         InputError: a variable is not set.
     """
-    found: dict[str, Any] = {"key": config.key, "password": ""}
+    credentials: dict[str, Any] = {"key": config.key, "password": ""}
     for argument, variable in (("password", config.key_password), ("identity_token", config.identity_token)):
         if variable is not None:
             if not os.environ.get(variable):
                 raise InputError(f"{config.path}: the environment variable {variable} is not set", f"set {variable}")
-            found[argument] = os.environ[variable]
-    return found
+            credentials[argument] = os.environ[variable]
+    return credentials
 
 
 def _checkpoint(config: ReleaseConfig) -> str:
@@ -264,9 +264,9 @@ def _checkpoint(config: ReleaseConfig) -> str:
 def _contents(value: Any) -> Any:
     """Return a value with digests of the files and folders that it names."""
     if isinstance(value, Mapping):
-        return {name: _contents(one) for name, one in value.items()}
+        return {name: _contents(item) for name, item in value.items()}
     if isinstance(value, tuple):
-        return [_contents(one) for one in value]
+        return [_contents(item) for item in value]
     if isinstance(value, Path) and value.exists():
         return digest_of(files_in(value) if value.is_dir() else {"": value})
     return value
@@ -366,8 +366,8 @@ def file_name(config: ReleaseConfig, precision: str) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that affect the contents of the files."""
-    found = {name: installed(f"{name}-gpu") or installed(name) for name in _PACKAGES}
-    return {"onnxtool": __version__, **{name: version for name, version in found.items() if version}}
+    by_package = {name: installed(f"{name}-gpu") or installed(name) for name in _PACKAGES}
+    return {"onnxtool": __version__, **{name: version for name, version in by_package.items() if version}}
 
 
 def all_options(config: ReleaseConfig) -> list[Options]:
@@ -461,8 +461,8 @@ def _evaluate(config: ReleaseConfig, precision: str, path: Path, work: Path) -> 
         "model_name": str(work / config.name),
         "cache": work / ".vectors",
     }
-    asked = EvaluateOptions(**{"provider": config.provider, **config.evaluate, **own})
-    report = evaluate_model(path, config.data, asked)
+    options = EvaluateOptions(**{"provider": config.provider, **config.evaluate, **own})
+    report = evaluate_model(path, config.data, options)
     if met := [gate.text for gate in report.gates if gate.met]:
         raise GateError(f"{precision} is not good enough: {'; '.join(met)}", "no release was written")
     yield EvaluationResult(
@@ -525,9 +525,9 @@ def _role(name: str) -> str:
 
 def files_in(folder: Path) -> dict[str, Path]:
     """Return the files below a folder, by their path in it; hidden files, such as git's or the hub's, are left out."""
-    found = {}
+    files = {}
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         if path.is_file() and not any(part.startswith(".") for part in inside.parts):
-            found[inside.as_posix()] = path
-    return found
+            files[inside.as_posix()] = path
+    return files

@@ -50,7 +50,7 @@ def sign(folder: Path, key: Path | None = None, *, password: str = "", identity_
     config = library.signing.Config()
     hashing = library.hashing.Config().set_ignored_paths(paths=[SIGNATURE_NAME])
     with temporary_folder() as temporary:
-        made = temporary / SIGNATURE_NAME
+        signature = temporary / SIGNATURE_NAME
         if key is None:
             with _refused("the identity token cannot be used", "get a new one: it is valid for minutes"):
                 config.use_sigstore_signer(identity_token=identity_token)
@@ -58,8 +58,8 @@ def sign(folder: Path, key: Path | None = None, *, password: str = "", identity_
             with _refused(f"{key} is no private key to sign with", _MAKE_KEY):
                 config.use_elliptic_key_signer(private_key=key, password=password.encode() if password else None)
         with _refused(f"cannot sign {folder}", "a release has regular files alone"):
-            config.set_hashing_config(hashing).sign(folder, made)
-        text = made.read_text(encoding="utf-8")
+            config.set_hashing_config(hashing).sign(folder, signature)
+        text = signature.read_text(encoding="utf-8")
     write_text(folder / SIGNATURE_NAME, text, force=True)
 
 
@@ -151,7 +151,7 @@ def _require_canonical(path: Path, *, has_key: bool) -> None:
 
 
 @contextmanager
-def _refused(what: str, hint: str) -> Iterator[None]:
+def _refused(problem: str, hint: str) -> Iterator[None]:
     """Convert errors of keys and signatures to ours."""
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from sigstore.errors import Error as SigstoreError
@@ -159,9 +159,9 @@ def _refused(what: str, hint: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{what}: {error.strerror or error}", hint) from error
+        raise InputError(f"{problem}: {error.strerror or error}", hint) from error
     except InvalidSignature as error:
-        raise InputError(f"{what}: it is not one by this key", hint) from error
+        raise InputError(f"{problem}: it is not one by this key", hint) from error
     except (*_FAILURES, UnsupportedAlgorithm, SigstoreError) as error:
         reason = _DIGESTS.sub("", " ".join(str(error).split())) or type(error).__name__
-        raise InputError(f"{what}: {reason[:300]}", hint) from error
+        raise InputError(f"{problem}: {reason[:300]}", hint) from error

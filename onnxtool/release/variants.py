@@ -77,7 +77,7 @@ def export_variants(options: ExportOptions, *, settings: Settings | None = None)
         TargetError: the target opens no file in one of the precisions.
         OnnxtoolError: as `export_model` and `optimize_model`.
     """
-    target, made = TARGETS[options.target], list[Variant]()
+    target, variants = TARGETS[options.target], list[Variant]()
     precisions = [name for name in target.precisions(options.precisions) if target.variants[name]]
     depth = len(Path(target.graph).parts) - 1
 
@@ -90,15 +90,15 @@ def export_variants(options: ExportOptions, *, settings: Settings | None = None)
     make = by_default if settings is None else settings
 
     def add_files(graph: Path, place: Path) -> None:
-        made.extend(_write(graph, precision, target, make) for precision in precisions)
-        if not made:
+        variants.extend(_write(graph, precision, target, make) for precision in precisions)
+        if not variants:
             return
         card = place.parents[depth] / CARD
         before = read_text(card) if card.is_file() else f"# {place.parents[depth].name}\n"
-        text = with_section(before, f"## Files\n\n{_table(graph, made, options)}")
+        text = with_section(before, f"## Files\n\n{_table(graph, variants, options)}")
         (graph.parents[depth] / CARD).write_text(text, encoding="utf-8")
 
-    return VariantsReport(export_model(options, add_files=add_files), tuple(made))
+    return VariantsReport(export_model(options, add_files=add_files), tuple(variants))
 
 
 def _write(graph: Path, precision: str, target: Target, make: Settings) -> Variant:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Adapter:
+class SessionAdapter:
     """An adapter for the runs of a session, which onnxruntime maps from its file.
 
     Raises:
@@ -53,9 +53,11 @@ def with_each_adapter(
     model: ModelFile, feeds: Sequence[Mapping[str, NDArray[Any]]]
 ) -> tuple[Mapping[str, NDArray[Any]], ...]:
     """Return inputs for a model with the values of each of its adapters, one after another, and then without any."""
-    adapters = [Adapter(path) for adapter in model.adapters if (path := model.with_adapter(adapter.name).adapter)]
+    adapters = [
+        SessionAdapter(path) for adapter in model.adapters if (path := model.with_adapter(adapter.name).adapter)
+    ]
     values = [{name: value.numpy().copy() for name, value in adapter.values.items()} for adapter in adapters]
-    return tuple({**given, **chosen} for chosen in (*values, {}) for given in feeds)
+    return tuple({**inputs, **chosen} for chosen in (*values, {}) for inputs in feeds)
 
 
 def copy_adapters(model: ModelFile, folder: Path) -> None:

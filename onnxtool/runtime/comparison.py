@@ -123,7 +123,7 @@ class ReferenceOutputs:
         """Return the same outputs with the spreads of those with few columns."""
         runs = list(zip(self.cases, self.outputs, strict=True))
         spreads = {
-            name: Spread.of([selected(case.meaningful(found[name]), self._valid(case, name)) for case, found in runs])
+            name: Spread.of([selected(case.meaningful(array[name]), self._valid(case, name)) for case, array in runs])
             for name in (self.outputs[0] if self.outputs else ())
         }
         return replace(self, spreads={name: spread for name, spread in spreads.items() if spread is not None})
@@ -138,7 +138,7 @@ class ReferenceOutputs:
             tolerance: the allowed difference.
         """
         numbers = {self.cases[number].description: number for number in reversed(range(len(self.cases)))}
-        found = {
+        errors_by_case = {
             number: row_errors(
                 (case, outputs[number]), (self.cases[other], outputs[other]), self.sequences, tolerance, self.spreads
             )
@@ -146,7 +146,7 @@ class ReferenceOutputs:
             for other in [numbers.get(case.like)]
             if other is not None
         }
-        return {number: errors for number, errors in found.items() if errors}
+        return {number: errors for number, errors in errors_by_case.items() if errors}
 
     def without_moves(self, tolerance: Tolerance) -> ReferenceOutputs:
         """Leave out cases whose rows the reference itself computes differently in their batch."""
@@ -160,13 +160,13 @@ class ReferenceOutputs:
 
     def only(self, case: Case) -> ReferenceOutputs:
         """Return the outputs for one of the cases."""
-        number = next(number for number, one in enumerate(self.cases) if one is case)
+        number = next(number for number, candidate in enumerate(self.cases) if candidate is case)
         return replace(self, cases=(case,), outputs=(self.outputs[number],))
 
     @property
     def has_numbers(self) -> bool:
         """Whether there is anything to compare except NaN and infinities."""
-        arrays = [array for found in self.outputs for array in found.values()]
+        arrays = [array for outputs in self.outputs for array in outputs.values()]
         return any(array.dtype.kind != "f" or not array.size or np.isfinite(array).any() for array in arrays)
 
 
@@ -188,18 +188,18 @@ def row_errors(
         tolerance: the allowed difference.
         spreads: as in ReferenceOutputs.
     """
-    (case, found), (like, expected) = reference, other
+    (case, outputs), (like, expected) = reference, other
     errors: dict[str, OutputError] = {}
-    for name in (name for name in expected if name in found):
-        given, rows, valid = found[name], expected[name], like.valid
+    for name in (name for name in expected if name in outputs):
+        actual, rows, valid = outputs[name], expected[name], like.valid
         if case.rows and valid is not None:
             if rows.shape[:1] != valid.shape[:1]:
                 continue
             rows, valid = rows[list(case.rows)], valid[list(case.rows)]
         if sequences is None or name in sequences:
-            given, rows = real_tokens(given, case.valid), real_tokens(rows, valid)
-        if given.shape == rows.shape:
-            errors[name] = measure(given, rows, None, tolerance, spread=spreads.get(name))
+            actual, rows = real_tokens(actual, case.valid), real_tokens(rows, valid)
+        if actual.shape == rows.shape:
+            errors[name] = measure(actual, rows, None, tolerance, spread=spreads.get(name))
     return errors
 
 
@@ -220,20 +220,20 @@ def run_reference(
         sequences: the outputs whose first axes are B and S; see ReferenceOutputs.
         refusal: the error with which it refuses a case, e.g. a single token if it halves its sequence.
     """
-    found: dict[int, Mapping[str, NDArray[Any]]] = {}
+    outputs_by_case: dict[int, Mapping[str, NDArray[Any]]] = {}
     reasons: dict[int, str] = {}
     # Longest first: after a short text, BigBird computes differently from then on.
     numbers = sorted(range(len(cases)), key=lambda number: -_length(cases[number]))
     for number in counted(numbers, f"running {name} on case"):
         try:
-            found[number] = reference(cases[number].feeds)
+            outputs_by_case[number] = reference(cases[number].feeds)
         except refusal as error:
             # In onnxruntime's own words.
-            why = str(error.__cause__).strip().partition("\n")[0] if isinstance(error, SessionError) else ""
-            reasons[number] = f" ({why[:_LONGEST_REASON]})" if why else ""
-    done = [number for number in range(len(cases)) if number in found]
-    refused = [f"{cases[number].description}{why}" for number, why in sorted(reasons.items())]
-    outputs = [found[number] for number in done]
+            reason = str(error.__cause__).strip().partition("\n")[0] if isinstance(error, SessionError) else ""
+            reasons[number] = f" ({reason[:_LONGEST_REASON]})" if reason else ""
+    done = [number for number in range(len(cases)) if number in outputs_by_case]
+    refused = [f"{cases[number].description}{reason}" for number, reason in sorted(reasons.items())]
+    outputs = [outputs_by_case[number] for number in done]
     expected = ReferenceOutputs(
         name, tuple(cases[number] for number in done), tuple(outputs), None, tuple(refused), sequences
     ).with_spreads()
@@ -265,7 +265,7 @@ def verify(
     """
     results = []
     likes = [case for case in expected.cases if case.like]
-    found: list[Mapping[str, NDArray[Any]]] = []
+    kept: list[Mapping[str, NDArray[Any]]] = []
     for case, expected_outputs in counted(list(zip(expected.cases, expected.outputs, strict=True)), "comparing case"):
         try:
             outputs = _restored(candidate(case.feeds), expected_outputs, pruning)
@@ -275,8 +275,8 @@ def verify(
             outputs, failure = {}, error.message
         results.append(replace(_compare(case, outputs, expected_outputs, expected, tolerance), failure=failure))
         _LOGGER.debug("case %s: %s", case.description, failure or f"largest error {results[-1].max_abs_error:.3g}")
-        found.append(outputs if any(case.description in (like.description, like.like) for like in likes) else {})
-    moves = expected.moves(found, tolerance)
+        kept.append(outputs if any(case.description in (like.description, like.like) for like in likes) else {})
+    moves = expected.moves(kept, tolerance)
     for number, errors in moves.items():
         name = max(errors, key=lambda name: (not errors[name].passed, errors[name].max_abs_error))
         if expected.cases[number].rows and not errors[name].passed and not results[number].failure:
@@ -444,11 +444,11 @@ def all_same(vectors: NDArray[Any]) -> bool:
 def _is_constant(name: str, feeds: Sequence[Arrays], outputs: Sequence[Arrays]) -> bool:
     firsts: dict[Any, tuple[list[NDArray[Any]], NDArray[Any]]] = {}
     compared = False
-    for given, found in zip(feeds, outputs, strict=True):
-        for masks, contents, row in _rows(given, found[name]):
+    for inputs, results in zip(feeds, outputs, strict=True):
+        for masks, contents, row in _rows(inputs, results[name]):
             if row.size and np.all(row == 1):
                 return False
-            key = tuple((one.shape, one.tobytes()) for one in masks), tuple(content.shape for content in contents)
+            key = tuple((mask.shape, mask.tobytes()) for mask in masks), tuple(content.shape for content in contents)
             first, output = firsts.setdefault(key, (contents, row))
             if all(np.array_equal(*pair) for pair in zip(first, contents, strict=True)):
                 continue
@@ -458,28 +458,28 @@ def _is_constant(name: str, feeds: Sequence[Arrays], outputs: Sequence[Arrays]) 
     return compared
 
 
-def _rows(given: Arrays, output: NDArray[Any]) -> Iterator[tuple[list[NDArray[Any]], list[NDArray[Any]], NDArray[Any]]]:
+def _rows(feeds: Arrays, output: NDArray[Any]) -> Iterator[tuple[list[NDArray[Any]], list[NDArray[Any]], NDArray[Any]]]:
     """Yield masks, contents and output of each row of a run, or of the whole run if its inputs share no batch axis."""
-    sizes = {array.shape[:1] for array in given.values()}
+    sizes = {array.shape[:1] for array in feeds.values()}
     batched = len(sizes) == 1 and output.shape[:1] in sizes and output.ndim > 0
     for place in range(len(output)) if batched else (slice(None),):
-        arrays = {name: np.asarray(array[place]) if array.ndim else array for name, array in given.items()}
+        arrays = {name: np.asarray(array[place]) if array.ndim else array for name, array in feeds.items()}
         masks = [array for name, array in arrays.items() if "mask" in name]
         row = output[place] if output.ndim else output
-        seen = next((mask.astype(bool) for mask in masks if mask.ndim == 1 and mask.shape == row.shape[:1]), None)
+        attended = next((mask.astype(bool) for mask in masks if mask.ndim == 1 and mask.shape == row.shape[:1]), None)
         contents = [array for name, array in arrays.items() if "mask" not in name]
-        yield masks, contents, row if seen is None or seen.all() else row[seen]
+        yield masks, contents, row if attended is None or attended.all() else row[attended]
 
 
-def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    if one.shape != other.shape:
+def _same(first: NDArray[Any], second: NDArray[Any]) -> bool:
+    if first.shape != second.shape:
         return False
-    one, other = (np.atleast_1d(array).astype(np.float64) for array in (one, other))
-    kept = informative(one, other)  # next to a fill, all others would be the same
+    first, second = (np.atleast_1d(array).astype(np.float64) for array in (first, second))
+    kept = informative(first, second)  # next to a fill, all others would be the same
     if kept is None:
         return False
-    scale = float(np.abs(one[kept]).max(initial=0.0))
-    return bool((np.abs(one[kept] - other[kept]) <= _SAME * scale).all())
+    scale = float(np.abs(first[kept]).max(initial=0.0))
+    return bool((np.abs(first[kept] - second[kept]) <= _SAME * scale).all())
 
 
 def batch_cases(inputs: Sequence[TensorInfo], cases: Sequence[Case]) -> list[Case]:

@@ -34,18 +34,17 @@ def require_runs_here(model: ModelFile, compiled: Compiled, provider: ExecutionP
         ProviderError: it is for something else.
         ModelFileError: it is not what was compiled.
     """
-    wanted = (compiled.provider, f"version {compiled.version}", f"onnxruntime {compiled.runtime}", compiled.hardware)
+    stated = (compiled.provider, f"version {compiled.version}", f"onnxruntime {compiled.runtime}", compiled.hardware)
     if provider.row.is_reference:
-        found: tuple[str, ...] = (provider.place,)
+        actual: tuple[str, ...] = (provider.place,)
     else:
         version = f"version {provider_version(provider)}"
-        found = (provider.place, version, f"onnxruntime {runtime_version()}", provider_hardware(provider))
-    for one, other in zip(wanted, found, strict=False):
-        if one != other:
-            way = (
-                f"pass --provider {one}, or use the file that it was made from" if one == compiled.provider else _AGAIN
-            )
-            raise ProviderError(f"{model.path} is compiled for {one}, and here is {other}", way)
+        actual = (provider.place, version, f"onnxruntime {runtime_version()}", provider_hardware(provider))
+    for wanted, present in zip(stated, actual, strict=False):
+        if wanted != present:
+            remedy = f"pass --provider {wanted}, or use the file that it was made from"
+            remedy = remedy if wanted == compiled.provider else _AGAIN
+            raise ProviderError(f"{model.path} is compiled for {wanted}, and here is {present}", remedy)
     part = model.path.with_name(compiled.context)
     problem = ""
     if [*read_texts(model.path, CONTEXT)] != [compiled.context] or set(model.structure.ops) != {

@@ -31,31 +31,31 @@ def cache_of(model: ModelFile) -> dict[str, str]:
         InputError: the graph has no cache, or its outputs do not match its inputs.
     """
     outputs = {info.name: info for info in model.structure.outputs}
-    found = {info.name: info for info in model.structure.inputs if info.name.startswith(CACHE)}
-    if LOGITS not in outputs or not any(".encoder." not in name for name in found):
+    inputs = {info.name: info for info in model.structure.inputs if info.name.startswith(CACHE)}
+    if LOGITS not in outputs or not any(".encoder." not in name for name in inputs):
         raise InputError(
             f"{model.path} writes no text: it has {'no cache' if LOGITS in outputs else 'no logits'}",
             f"export it with --task {TASK_WITH_CACHE}, or {TEXT_TO_TEXT_WITH_CACHE} for an encoder-decoder",
         )
-    carried = {name: _present(name) for name in found if ".encoder." not in name}
+    carried = {name: _present(name) for name in inputs if ".encoder." not in name}
     for name, output in carried.items():
-        if output not in outputs or not fits(found[name], outputs[output]):
+        if output not in outputs or not fits(inputs[name], outputs[output]):
             raise InputError(
-                f"the cache of {model.path} does not go from step to step: it takes {shown(found[name])} and gives "
+                f"the cache of {model.path} does not go from step to step: it takes {shown(inputs[name])} and gives "
                 + (shown(outputs[output]) if output in outputs else f"no {output}"),
                 "export the model again",
             )
     return carried
 
 
-def fits(expected: TensorInfo, given: TensorInfo) -> bool:
+def fits(expected: TensorInfo, actual: TensorInfo) -> bool:
     """Whether one tensor can feed another: the same dtype and, where both are fixed, the same sizes."""
     return (
-        expected.dtype == given.dtype
-        and len(expected.shape) == len(given.shape)
+        expected.dtype == actual.dtype
+        and len(expected.shape) == len(actual.shape)
         and all(
             first == second or not (isinstance(first, int) and isinstance(second, int))
-            for first, second in zip(expected.shape, given.shape, strict=True)
+            for first, second in zip(expected.shape, actual.shape, strict=True)
         )
     )
 

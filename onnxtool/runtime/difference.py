@@ -52,8 +52,8 @@ class Tolerance:
 
     def overridden(self, atol: float | None, rtol: float | None, cosine: float | None) -> Tolerance:
         """Return the tolerance with each part that is given instead of its own."""
-        given = {"atol": atol, "rtol": rtol, "cosine": cosine}
-        return replace(self, **{name: part for name, part in given.items() if part is not None})
+        overrides = {"atol": atol, "rtol": rtol, "cosine": cosine}
+        return replace(self, **{name: part for name, part in overrides.items() if part is not None})
 
 
 # By the precision of the arithmetic. fp16 keeps 11 bits and bf16 8, and errors add up over a dozen layers. In
@@ -136,9 +136,9 @@ class Spread:
             return None
         counts = np.maximum(is_kept.sum(axis=0), 1)
         centre = np.where(is_kept, rows, 0.0).sum(axis=0) / counts
-        away = np.where(is_kept, rows - centre, 0.0)
-        deviations = tuple(float(np.sqrt(np.square(one).sum() / is_kept.sum())) for one in _views(away, is_kept))
-        return cls(centre, np.abs(away).max(axis=0), deviations)
+        deviation = np.where(is_kept, rows - centre, 0.0)
+        deviations = tuple(float(np.sqrt(np.square(one).sum() / is_kept.sum())) for one in _views(deviation, is_kept))
+        return cls(centre, np.abs(deviation).max(axis=0), deviations)
 
     def measure(self, actual: NDArray[Any], expected: NDArray[Any], tolerance: Tolerance) -> OutputError:
         """Measure rows of this output relative to its spread."""
@@ -268,8 +268,8 @@ def _fill(actual: NDArray[Any], expected: NDArray[Any], is_kept: Bools, value: f
     count = int(np.count_nonzero(same))
     if count == 0 or (count == 1 and abs(value) < _CERTAIN_FILL):
         return None
-    rest = is_kept & ~same
-    low, high = _ends(expected, rest)
+    others = is_kept & ~same
+    low, high = _ends(expected, others)
     least = _ROUNDING * abs(value) if abs(value) < _CERTAIN_FILL else 0.0
     return same if math.isfinite(low) and max(low - value, value - high) > high - low >= least else None
 

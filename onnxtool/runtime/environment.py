@@ -96,8 +96,8 @@ def describe_environment() -> EnvironmentReport:
     """Read versions from the packages' metadata; of the packages, only onnxruntime is imported."""
     requirements, problems = _requirements()
     names = sorted({*_RUNTIMES, *(requirement.name for requirement in requirements)})
-    found = {"onnxtool": installed(DISTRIBUTION), **{name: installed(name) for name in names}}
-    packages = {name: version or _MISSING for name, version in found.items()}
+    versions = {"onnxtool": installed(DISTRIBUTION), **{name: installed(name) for name in names}}
+    packages = {name: version or _MISSING for name, version in versions.items()}
     problems += _runtime_problems(packages)
     problems += [problem for requirement in requirements for problem in _requirement_problems(requirement, packages)]
     if packages.get("transformers", _MISSING) != _MISSING and not _has_exporters():
@@ -243,8 +243,8 @@ def find_placement(model: ModelFile, text: str | None = None) -> Placement:
         ProviderError: it cannot run here, and no documentation lists its operators.
     """
     if model.sizes:
-        found = [find_placement(model.sized(stated), text) for stated in model.sizes]
-        return next((one for one in found if not one.whole), found[-1])
+        placements = [find_placement(model.sized(stated), text) for stated in model.sizes]
+        return next((placement for placement in placements if not placement.whole), placements[-1])
     if text in (None, AUTO):
         text = made_for(model).get("provider", CPU).partition("?")[0]  # an option in a stamp may load any library
     documented = read_json(_DOCUMENTED)
@@ -310,17 +310,17 @@ def _ask(model: ModelFile, provider: ExecutionProvider) -> dict[str, Any]:
             argument = [str(model.path.resolve()), str(provider), provider.precision]
             return answer | dict(child.call(argument, seconds=_SECONDS, num_bytes=num_bytes))
     except ChildError as error:
-        why = str(error)
+        reason = str(error)
     except ChildEndedError as error:
-        why = f"{provider.place} {error.reason(_SECONDS, num_bytes)}"
-    return answer | _unloaded(model, why)
+        reason = f"{provider.place} {error.reason(_SECONDS, num_bytes)}"
+    return answer | _unloaded(model, reason)
 
 
-def _unloaded(model: ModelFile, why: str) -> dict[str, Any]:
+def _unloaded(model: ModelFile, reason: str) -> dict[str, Any]:
     """Answer for a file that no session opens; providers name operators as `com.microsoft.Gelu` in their errors."""
-    nodes, words = _nodes_of(model), set(re.findall(r"[\w.]+", why))
+    nodes, words = _nodes_of(model), set(re.findall(r"[\w.]+", reason))
     refused = [node for node in nodes if node[0].replace("::", ".") in words and ("::" in node[0] or _CAMEL(node[0]))]
-    return {"refused": refused, "num_nodes": len(nodes), "num_taken": 0, "opens": False, "reasons": [why]}
+    return {"refused": refused, "num_nodes": len(nodes), "num_taken": 0, "opens": False, "reasons": [reason]}
 
 
 def ask(argument: Sequence[str]) -> dict[str, Any]:

@@ -53,18 +53,18 @@ class GivenInputs:
             (samples,) if isinstance(samples, Path) else tuple(samples),
             (shapes,) if isinstance(shapes, str) else shapes,
         )
-        found: dict[str, tuple[int, ...]] = {}
+        parsed: dict[str, tuple[int, ...]] = {}
         for text in shapes:
             name, separator, sizes = text.rpartition(":")
             parts = [part.strip() for part in sizes.split(",")] if sizes.strip() else []
             if not separator or not name or not all(part.isdecimal() and len(part) < 10 for part in parts):
                 raise OptionError(f"{text!r} is not the shape of an input", "write it as NAME:1,128; NAME: is a scalar")
-            if name in found:
+            if name in parsed:
                 raise OptionError(f"the input {name} has two shapes", "pass one --input_shape for each input")
-            found[name] = tuple(map(int, parts))
-        if samples and found:
+            parsed[name] = tuple(map(int, parts))
+        if samples and parsed:
             raise OptionError("samples have shapes of their own", "leave --input_shape or --sample_inputs out")
-        return cls(samples, found)
+        return cls(samples, parsed)
 
 
 NO_INPUTS = GivenInputs()

@@ -78,7 +78,7 @@ def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInp
     """
     if given.samples:
         return [read_sample(path, model.structure.inputs) for path in given.samples]
-    maker = _Maker(model, given)
+    maker = _InputMaker(model, given)
     stamp = maker.stamp
     if maker.has_stamped_cases:
         short = [case for case in stamp.cases if longest is None or stamp.num_tokens(case) <= longest]
@@ -107,7 +107,7 @@ def turning_cases(model: ModelFile, turns: Mapping[str, Collection[int]], given:
         turns: the sizes, by axis name; sizes without a name are text lengths.
         given: required input shapes.
     """
-    maker, most = _Maker(model, given), min(model.metadata_number(MAX_LENGTH_KEY) or LONGEST_CASE, LONGEST_CASE)
+    maker, most = _InputMaker(model, given), min(model.metadata_number(MAX_LENGTH_KEY) or LONGEST_CASE, LONGEST_CASE)
     texts = {"", *(info.shape[1] for info in model.structure.inputs if is_text(info))}
     shapes: dict[tuple[object, ...], FeedShape] = {}
     for axis, size in sorted({(axis, n + d) for axis, sizes in turns.items() for n in sizes for d in (-1, 0, 1)}):
@@ -133,17 +133,17 @@ def sized_feeds(
         ModelFileError: the stamp cannot be used.
         InputError: an input of the graph cannot be generated.
     """
-    return dict(_Maker(model, given).case(shape, seed).feeds)
+    return dict(_InputMaker(model, given).case(shape, seed).feeds)
 
 
 def fixed_sizes(model: ModelFile, given: GivenInputs = NO_INPUTS) -> FixedSizes:
     """Return the sizes that a file fixes by its graph, the given shapes and its stamp."""
-    maker = _Maker(model, given)
+    maker = _InputMaker(model, given)
     usual = maker.stamp.fixed_length(maker.inputs) if maker.has_stamped_cases else None
     return replace(maker.fixed, usual_length=usual)
 
 
-class _Maker:
+class _InputMaker:
     """Generates inputs that fit a graph.
 
     Attributes:
@@ -416,7 +416,7 @@ def random_feeds(
             "say what the sizes are: --input_shape NAME:1,128",
         )
     chosen = {info.name: Recipe.plain(info, bounds.get(info.name, _FEWEST_ROWS)) for info in inputs}
-    chosen |= {name: one for name, one in (recipes or {}).items() if one.below}
+    chosen |= {name: recipe for name, recipe in (recipes or {}).items() if recipe.below}
     shapes = {info.name: _dims(info, shape) for info in inputs}
     content = {info.name: _mask(info, shapes[info.name], shape) for info in inputs if is_mask(info)}
     return make_feeds(inputs, chosen, shapes, content, seed=seed)
@@ -513,8 +513,8 @@ def _is_full(case: Case) -> bool:
 def _norms(model: ModelFile) -> NDArray[np.float32] | None:
     """Return the norms of the embeddings of all ids: float32 [V]."""
     looked_up = (table for name, table in tables(model, (IDS,), {"Cast"}) if name is not None)
-    found = next((table.name for table in looked_up if table.dtype in ("float32", "float16")), None)
-    tensor = None if found is None else load_model(model.path).graph.initializers[found].const_value
+    table_name = next((table.name for table in looked_up if table.dtype in ("float32", "float16")), None)
+    tensor = None if table_name is None else load_model(model.path).graph.initializers[table_name].const_value
     if tensor is None:
         return None
     table = tensor.numpy()
@@ -547,12 +547,12 @@ def shaped(inputs: Sequence[TensorInfo], shapes: Mapping[str, tuple[int, ...]]) 
                     f"the axis {dimension} is {named[dimension]} and, in {info.name}, {size}",
                     "an axis has one size in all inputs; see them with onnxtool stats",
                 )
-    found = []
+    infos = []
     for info in inputs:
         names = (f"{info.name}.{axis}" if size is None else size for axis, size in enumerate(info.shape))
         own = tuple(size if isinstance(size, int) else named.get(size, size) for size in names)
-        found.append(info._replace(shape=shapes.get(info.name, own)))
-    return found
+        infos.append(info._replace(shape=shapes.get(info.name, own)))
+    return infos
 
 
 def read_sample(path: Path, inputs: Sequence[TensorInfo]) -> Case:

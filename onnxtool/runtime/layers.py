@@ -110,13 +110,13 @@ def _values_of(model: Model, cases: Sequence[Case], end: str, source: str = "") 
     outputs = [str(value.name) for value in model.graph.outputs]
     shown = [show(model.graph, value) for value in chain.values]
     with _opened(model) as run:
-        found = [run(case.feeds) for case in cases]
-        stays = [is_same_alone(run, case, {end: one[end]}) for case, one in zip(cases, found, strict=True)]
+        runs = [run(case.feeds) for case in cases]
+        stays = [is_same_alone(run, case, {end: arrays[end]}) for case, arrays in zip(cases, runs, strict=True)]
     return Values(
         [str(value.name) for value in chain.values],
         [scopes_of(nodes) for nodes in chain.nodes],
-        [[one[name] for name in shown] for one in found],
-        [{name: one[name] for name in outputs} for one in found],
+        [[arrays[name] for name in shown] for arrays in runs],
+        [{name: arrays[name] for name in outputs} for arrays in runs],
         stays,
         str(chain.end.name),
         str(chain.source.name),
@@ -145,14 +145,14 @@ def measure_layers(file: ModelFile, reference: Values, cases: Sequence[Case]) ->
     model = load_model(file.path)
     chain = find_chain(model, reference.end, reference.source)
     own = _values_of(model.clone(), cases, reference.end, str(chain.source.name))
-    comparison = _Comparison(model, chain, own, reference, cases)
+    comparison = _LayerComparison(model, chain, own, reference, cases)
     pairs = _align(reference, own, cases)
     parts = comparison.parts(pairs)
     pairs = [pair for pair, both in zip(pairs, pairwise(parts), strict=True) if not _is_correction(*both)]
     parts, decided = comparison.parts(pairs), set[tuple[int, int]]()
     while tried := _suspects(pairs, parts, decided):
         decided |= tried
-        without = {part.model_value: part for part in comparison.parts([one for one in pairs if one not in tried])}
+        without = {part.model_value: part for part in comparison.parts([kept for kept in pairs if kept not in tried])}
         wrong = set()
         for number, pair in enumerate(pairs):
             if pair in tried:
@@ -186,12 +186,12 @@ def _suspects(
     pairs: Sequence[tuple[int, int]], parts: Sequence[LayerError], decided: Collection[tuple[int, int]]
 ) -> set[tuple[int, int]]:
     """Return matched values before or after which a part differs, and which were not doubted yet; none near another."""
-    found: set[tuple[int, int]] = set()
+    suspects: set[tuple[int, int]] = set()
     for number in reversed(range(len(pairs))):
         is_doubtful = parts[number].differs or parts[number + 1].differs
-        if is_doubtful and pairs[number] not in decided and found.isdisjoint(pairs[number : number + _APART]):
-            found.add(pairs[number])
-    return found
+        if is_doubtful and pairs[number] not in decided and suspects.isdisjoint(pairs[number : number + _APART]):
+            suspects.add(pairs[number])
+    return suspects
 
 
 def _align(reference: Values, own: Values, cases: Sequence[Case]) -> list[tuple[int, int]]:
@@ -199,10 +199,10 @@ def _align(reference: Values, own: Values, cases: Sequence[Case]) -> list[tuple[
     worth = np.zeros((len(reference.names), len(own.names)))
     samples = [_samples(values.arrays, cases) for values in (reference, own)]
     for i, (size, wanted) in enumerate(samples[0]):
-        for j, (other, found) in enumerate(samples[1]):
-            if size != other or found.shape != wanted.shape:
+        for j, (other, sample) in enumerate(samples[1]):
+            if size != other or sample.shape != wanted.shape:
                 continue
-            error = _relative([(found, wanted)])
+            error = _relative([(sample, wanted)])
             is_named = reference.names[i] == own.names[j] and all(
                 one[i].shape == two[j].shape for one, two in zip(reference.arrays, own.arrays, strict=True)
             )
@@ -226,12 +226,12 @@ def _align(reference: Values, own: Values, cases: Sequence[Case]) -> list[tuple[
 
 def _samples(arrays: Sequence[Sequence[Array]], cases: Sequence[Case]) -> list[tuple[tuple[int, ...], Array]]:
     """Return the sizes of each value without padding, and its numbers at some tokens of each case."""
-    found = []
+    samples = []
     for values in zip(*arrays, strict=True):
         real = [np.atleast_1d(_real(value, case)) for value, case in zip(values, cases, strict=True)]
-        rows = [one[np.linspace(0, len(one) - 1, min(len(one), _SAMPLE)).astype(int)].ravel() for one in real]
-        found.append((tuple(one.size for one in real), np.concatenate(rows).astype(np.float64)))
-    return found
+        rows = [array[np.linspace(0, len(array) - 1, min(len(array), _SAMPLE)).astype(int)].ravel() for array in real]
+        samples.append((tuple(array.size for array in real), np.concatenate(rows).astype(np.float64)))
+    return samples
 
 
 def _real(array: Array, case: Case) -> Array:
@@ -247,14 +247,14 @@ def _token_axis(array: Array, case: Case) -> int | None:
     return next(iter(axes), None)
 
 
-def _fed(wanted: Array, own: Array, case: Case) -> Array:
+def _fed(expected: Array, own: Array, case: Case) -> Array:
     """Return the reference's value in the model's shape, with the model's own padding, which may hold anything."""
-    axis, other = _token_axis(own, case), _token_axis(wanted, case)
+    axis, other = _token_axis(own, case), _token_axis(expected, case)
     if axis is None or other is None or case.valid is None:
-        return wanted.reshape(own.shape).astype(np.float32)
+        return expected.reshape(own.shape).astype(np.float32)
     fed = own.astype(np.float32)
     tokens = np.moveaxis(fed, axis, 1)  # heads may stand before or after the tokens
-    tokens[case.valid] = _real(wanted, case).reshape(tokens[case.valid].shape)
+    tokens[case.valid] = _real(expected, case).reshape(tokens[case.valid].shape)
     return fed
 
 
@@ -263,15 +263,15 @@ def _relative(pairs: Sequence[tuple[Array, Array]]) -> float:
 
     The same infinity or NaN in both, as of a mask, is no difference; one of them alone is an infinite one.
     """
-    away = size = 0.0
-    for one, two in pairs:
-        numbers = np.isfinite(two)
-        if not np.array_equal(one[~numbers], two[~numbers], equal_nan=True):
+    square_error = size = 0.0
+    for actual, expected in pairs:
+        numbers = np.isfinite(expected)
+        if not np.array_equal(actual[~numbers], expected[~numbers], equal_nan=True):
             return float("inf")
-        two = two[numbers].astype(np.float64)
-        away += float(np.square(one[numbers] - two).sum())
-        size += float(np.square(two).sum())
-    return float(np.nan_to_num(np.sqrt(away / size if size else away and np.inf), nan=np.inf))
+        expected = expected[numbers].astype(np.float64)
+        square_error += float(np.square(actual[numbers] - expected).sum())
+        size += float(np.square(expected).sum())
+    return float(np.nan_to_num(np.sqrt(square_error / size if size else square_error and np.inf), nan=np.inf))
 
 
 class _Errors(NamedTuple):
@@ -282,7 +282,7 @@ class _Errors(NamedTuple):
     moved: float
 
 
-class _Comparison(NamedTuple):
+class _LayerComparison(NamedTuple):
     """A model, the values of its chain and of the reference's, and the cases on which they were computed."""
 
     model: Model
@@ -303,13 +303,14 @@ class _Comparison(NamedTuple):
         moves = _bounds(precisions, kinds, [error.moved for error in errors])
         end = str(self.chain.end.name)
         names, own_names = [*self.reference.names, end], [*self.own.names, end]
-        found = []
+        results = []
         for number, (((before, _), (i, j)), error) in enumerate(zip(spans, errors, strict=True)):
             scopes = [scope for one in self.reference.scopes[before + 1 : i + 1] for scope in one]
             scope = _common(scopes) or f"{names[before] if before >= 0 else 'inputs'} to {names[i]}"
             differs = not (error.alone <= bounds[number] and error.moved <= moves[number])
-            found.append(LayerError(scope, names[i], own_names[j], precisions[number], *error, bounds[number], differs))
-        return found
+            values = names[i], own_names[j]
+            results.append(LayerError(scope, *values, precisions[number], *error, bounds[number], differs))
+        return results
 
     def reads_before(self, pairs: Sequence[tuple[int, int]], number: int) -> bool:
         """Whether the part after a matched value reads earlier ones as well, as the end of a residual connection."""
@@ -324,24 +325,24 @@ class _Comparison(NamedTuple):
         chain = find_chain(model, self.own.end, self.own.source)
         values = [chain.values[j] for _, j in pairs]
         names = [*(show(model.graph, value) for value in values), str(chain.end.name)]
-        given = [feed(model.graph, value) for value in values]
+        fed_names = [feed(model.graph, value) for value in values]
         had = _with_end(self.own, [j for _, j in pairs], names[-1])
         wanted = _with_end(self.reference, [i for i, _ in pairs], names[-1])
         differences: list[tuple[list[Pair], ...]] = [([], [], []) for _ in names]
         with _opened(model) as run:
             for case, before, right, stays in zip(cases, had, wanted, self.reference.stays, strict=True):
                 fed = [_fed(one, other, case) for one, other in zip(right, before, strict=True)]
-                found = run({**case.feeds, **dict(zip(given, fed, strict=False))})
+                computed = run({**case.feeds, **dict(zip(fed_names, fed, strict=False))})
                 for place, name in enumerate(names):
                     real = _real(fed[place], case)
                     differences[place][0].append((_real(before[place], case), real))
-                    differences[place][1].append((_real(found[name], case), real))
+                    differences[place][1].append((_real(computed[name], case), real))
                 # A part computes the same for a text alone as in a batch: rounding cannot hide a wrong mask there.
                 for alone in _alone(case) if stays else ():
                     row = [_row(one, case, alone.rows[0]) for one in fed]
-                    moved = run({**alone.feeds, **dict(zip(given, row, strict=False))})
+                    moved = run({**alone.feeds, **dict(zip(fed_names, row, strict=False))})
                     for place, name in enumerate(names):
-                        differences[place][2].append((moved[name], _row(found[name], case, alone.rows[0])))
+                        differences[place][2].append((moved[name], _row(computed[name], case, alone.rows[0])))
         return [_Errors(*map(_relative, difference)) for difference in differences]
 
 
@@ -355,14 +356,14 @@ def _bounds(precisions: Sequence[str], kinds: Sequence[Hashable], errors: Sequen
     for precision, kind, error in zip(precisions, kinds, errors, strict=True):
         if precision == "int8":
             narrow.setdefault(kind, []).append(error)
-    usual = {kind: float(np.median(found)) for kind, found in narrow.items()}
-    common = [usual[kind] for kind, found in narrow.items() if len(found) >= _FEWEST_ALIKE] or [*usual.values()]
-    found = []
+    usual = {kind: float(np.median(of_kind)) for kind, of_kind in narrow.items()}
+    common = [usual[kind] for kind, of_kind in narrow.items() if len(of_kind) >= _FEWEST_ALIKE] or [*usual.values()]
+    bounds = []
     for precision, kind in zip(precisions, kinds, strict=True):
         error = _USUAL * (usual[kind] if len(narrow.get(kind, ())) >= _FEWEST_ALIKE else max(common, default=0.0))
         is_narrow = precision == "int8"
-        found.append(min(max(_ROUNDING["fp32"], error), _ROUNDING["int8"]) if is_narrow else _ROUNDING[precision])
-    return found
+        bounds.append(min(max(_ROUNDING["fp32"], error), _ROUNDING["int8"]) if is_narrow else _ROUNDING[precision])
+    return bounds
 
 
 def _alone(case: Case) -> list[Case]:
@@ -373,9 +374,9 @@ def _alone(case: Case) -> list[Case]:
 def is_same_alone(run: Runner, case: Case, outputs: Mapping[str, Array]) -> bool:
     """Whether a text of a case alone gives a reference the outputs that it gives in the case."""
     return all(
-        _relative([(found[name], _row(array, case, alone.rows[0]))]) < _CLOSE
+        _relative([(outputs_alone[name], _row(array, case, alone.rows[0]))]) < _CLOSE
         for alone in _alone(case)
-        for found in [run(alone.feeds)]
+        for outputs_alone in [run(alone.feeds)]
         for name, array in outputs.items()
         if array.dtype.kind == "f"
     )

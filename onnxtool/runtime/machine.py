@@ -27,8 +27,8 @@ def processor_name() -> str:
     """Return the processor's name from the system, e.g. `Intel(R) Xeon(R) Processor @ 2.10GHz`."""
     if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-        return found or platform.machine()
+        name = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        return name or platform.machine()
     lines = _lines_of_cpuinfo()
     if not lines:
         return platform.processor() or platform.machine()
@@ -110,10 +110,10 @@ def available_memory_bytes() -> int | None:
 def _number_in(path: str, pattern: str) -> int | None:
     """Return the number matched by a pattern in a system file; None if there is none."""
     try:
-        found = re.search(pattern, Path(path).read_text(encoding="ascii", errors="replace"), re.MULTILINE)
+        match = re.search(pattern, Path(path).read_text(encoding="ascii", errors="replace"), re.MULTILINE)
     except OSError:
         return None
-    return None if found is None else int(found[1])
+    return None if match is None else int(match[1])
 
 
 def _peak_by_getrusage() -> int:

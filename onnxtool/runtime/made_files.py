@@ -154,7 +154,7 @@ def compare_sizes(
     run = open_session(model.with_sizes(), provider=CPU, frugal=True).run
     expected = run_reference(run, [*cases, *shorter], name=model.path.name, refusal=SessionError)
     del run
-    if not any(case is one for case in expected.cases for one in cases):
+    if not any(case is own_case for case in expected.cases for own_case in cases):
         raise InputError(
             f"{model.path.name} itself does not run on inputs of {label(stated.sizes)}: {expected.refused[0]}",
             "pass --sizes that it takes, up to its longest text",
@@ -167,13 +167,13 @@ def compare_sizes(
 def with_sizes(verification: Verification, model: ModelFile, provider: str) -> Verification:
     """Add the comparison of a model with each of its files of fixed sizes, on a provider, to its own verification."""
     for stated in model.sizes:
-        found = compare_sizes(model, model.with_sizes([stated]), _cases(model, stated.sizes), provider=provider)
-        cases = (replace(case, description=f"{label(stated.sizes)}: {case.description}") for case in found.cases)
+        comparison = compare_sizes(model, model.with_sizes([stated]), _cases(model, stated.sizes), provider=provider)
+        cases = (replace(case, description=f"{label(stated.sizes)}: {case.description}") for case in comparison.cases)
         verification = replace(
             verification,
-            passed=verification.passed and found.passed,
-            max_abs_error=max(verification.max_abs_error, found.max_abs_error),
-            cosine_min=min(verification.cosine_min, found.cosine_min),
+            passed=verification.passed and comparison.passed,
+            max_abs_error=max(verification.max_abs_error, comparison.max_abs_error),
+            cosine_min=min(verification.cosine_min, comparison.cosine_min),
             cases=(*verification.cases, *cases),
         )
     return verification
@@ -220,11 +220,12 @@ def compile_file(model: ModelFile, provider: ExecutionProvider) -> tuple[ModelFi
         raise SessionError(
             f"{provider.place} compiles only a part of {model.path.name}: {nodes}", "leave --compile out"
         )
-    found = verify(open_alike(compiled, provider=provider, disabled=()).run, expected, _EQUAL)
-    require_passed(found, "no file was written; leave --compile out")
+    verification = verify(open_alike(compiled, provider=provider, disabled=()).run, expected, _EQUAL)
+    require_passed(verification, "no file was written; leave --compile out")
     for file in path.parent.iterdir():
         file.replace(model.path.parent / file.name)
     path.parent.rmdir()
     compiled = ModelFile.open(model.path)
     compiled.stamp(describe(compiled, provider, contexts[0]).entry)
-    return compiled, f"{model.path.name} is compiled, and {len(found.cases)} runs give the same as before, bit by bit"
+    num_runs = len(verification.cases)
+    return compiled, f"{model.path.name} is compiled, and {num_runs} runs give the same as before, bit by bit"

@@ -77,8 +77,8 @@ class PictureProcessor:
             InputError: its aspect ratio would make it too large, or the processor fails.
         """
         _require_small(self.processor, picture, self.files)
-        made = _run(lambda: self.processor([picture], return_tensors="np"), self.files)
-        return {PIXELS: _finite(np.asarray(made[PIXELS][0]), self.files)}
+        outputs = _run(lambda: self.processor([picture], return_tensors="np"), self.files)
+        return {PIXELS: _finite(np.asarray(outputs[PIXELS][0]), self.files)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,21 +108,21 @@ class PageProcessor:
         Raises:
             OnnxtoolError: it is another one, its files are malformed, or it has unsupported settings.
         """
-        found, settings = require_known_pages(folder)
-        if found != (name or found):
+        class_name, settings = require_known_pages(folder)
+        if class_name != (name or class_name):
             raise folder.refuse(f"{folder.label} has another processor than {name}, whose inputs the graph takes")
         path = folder.locate("tokenizer.json")
         TextTokenizer(folder)  # refuses a file that the library would trust
         if path is None:
             raise folder.refuse(f"{folder.label} has no tokenizer.json")
-        image_processor = _load_image_processor(folder, (_PAGE_CLASSES[found],))
+        image_processor = _load_image_processor(folder, (_PAGE_CLASSES[class_name],))
         tokenizer = load_by_transformers(path.parent)
         mask = read_mask(SentenceModules.of(folder))
 
         def make() -> Any:
             import transformers
 
-            return getattr(transformers, found)(image_processor, tokenizer, **settings)
+            return getattr(transformers, class_name)(image_processor, tokenizer, **settings)
 
         processor = _run(make, folder)
         return cls(processor, folder, page_limit(folder), frozenset() if mask is None else mask.kept_ids)
@@ -141,8 +141,8 @@ class PageProcessor:
             raise InputError(
                 f"a page would have {num_tokens} tokens", "check image_seq_len in the settings of the processor"
             )
-        made = _run(lambda: self.processor.process_images(images=[picture]), self.files)
-        feeds = {name: made[name][0].numpy() for name in PAGE_INPUTS if name in made}
+        outputs = _run(lambda: self.processor.process_images(images=[picture]), self.files)
+        feeds = {name: outputs[name][0].numpy() for name in PAGE_INPUTS if name in outputs}
         num_tokens = len(feeds["input_ids"])
         if self.limit is not None and num_tokens > self.limit.tokens:
             raise InputError(
@@ -163,8 +163,8 @@ class PageProcessor:
             InputError: the processor fails.
         """
         cut = {} if self.limit is None else {"truncation": True, "max_length": self.limit.tokens}
-        made = _run(lambda: self.processor.process_queries(text=[query], **cut), self.files)
-        return {name: value.numpy() for name, value in made.items()}
+        outputs = _run(lambda: self.processor.process_queries(text=[query], **cut), self.files)
+        return {name: value.numpy() for name, value in outputs.items()}
 
     def counted(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which tokens count, in any shape."""
@@ -173,8 +173,8 @@ class PageProcessor:
 
 def _load_image_processor(files: CheckpointFiles, classes: tuple[str, ...]) -> Any:
     """Load the image processor of a checkpoint, and refuse classes not in `classes`."""
-    found = {name: files.locate(name) for name in PROCESSOR_NAMES if files.read_object(name)}
-    path = next((path for path in found.values() if path is not None), None)
+    paths = {name: files.locate(name) for name in PROCESSOR_NAMES if files.read_object(name)}
+    path = next((path for path in paths.values() if path is not None), None)
     if path is None:
         raise files.refuse(
             f"{files.label} does not say how images are prepared: it has no {PROCESSOR_NAMES[0]}",
@@ -193,7 +193,7 @@ def _load_image_processor(files: CheckpointFiles, classes: tuple[str, ...]) -> A
     name = type(processor).__name__.removesuffix("Pil")
     if name not in classes:
         raise files.refuse(
-            f"{' and '.join(found)} of {files.label} names the image processor {name}, which onnxtool does not run "
+            f"{' and '.join(paths)} of {files.label} names the image processor {name}, which onnxtool does not run "
             f"here; it runs {', '.join(classes)}",
             "prepare images with transformers for this checkpoint",
         )

@@ -76,8 +76,8 @@ def check_harmless(model: ModelFile) -> None:
     model.check_sound()
     if not needs_probation(model):
         return
-    found = model.path.stat()
-    version = (str(model.path.resolve()), found.st_mtime_ns, found.st_size)
+    status = model.path.stat()
+    version = (str(model.path.resolve()), status.st_mtime_ns, status.st_size)
     if version not in _passed:
         ended = _ending(model)
         if ended is not None:

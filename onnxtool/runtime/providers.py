@@ -74,18 +74,18 @@ class ExecutionProvider:
             raise OptionError(not_a_choice(name, (AUTO, *ROWS)), "onnxtool env lists what can run here")
         if fallback not in ("0", "1"):
             raise OptionError(f"{_FALLBACK} is {fallback!r}, and takes 0 or 1")
-        found = cls(name, device, tuple(sorted(options.items())), library, fallback == "1")
-        found._require_effect()
-        return found
+        provider = cls(name, device, tuple(sorted(options.items())), library, fallback == "1")
+        provider._require_effect()
+        return provider
 
     def _require_effect(self) -> None:
         """Refuse what would have no effect: the CPU has nothing to choose, and CUDA's provider is no plugin."""
-        given = {"a library": self.library, f"--{_FALLBACK}": self.allow_fallback}
+        settings = {"a library": self.library, f"--{_FALLBACK}": self.allow_fallback}
         if self.name in (AUTO, CPU):
-            given |= {"an option": self.options, "a device": self.device}
+            settings |= {"an option": self.options, "a device": self.device}
         elif not self.row.is_reference:
             return
-        if named := [what for what, value in given.items() if value]:
+        if named := [setting for setting, value in settings.items() if value]:
             hint = "name one with --provider" if self.name == AUTO else "leave it out"
             raise OptionError(f"{named[-1]} was given for the provider {self.name}", hint)
 
@@ -101,7 +101,7 @@ class ExecutionProvider:
         return f"{self.name}:{self.device}" if self.device else self.name
 
     @property
-    def row(self) -> Row:
+    def row(self) -> ProviderRow:
         """Its row in `ROWS`."""
         return ROWS[self.name]
 
@@ -122,7 +122,7 @@ class ExecutionProvider:
 
 
 @dataclass(frozen=True)
-class Row:
+class ProviderRow:
     """An execution provider as onnxruntime knows it, and its settings.
 
     Attributes:
@@ -178,30 +178,30 @@ def _on_openvino(provider: ExecutionProvider, threads: int) -> Mapping[str, str]
 
 
 AUTO, CPU, CUDA, OPENVINO = "auto", "cpu", "cuda", "openvino"
-ROWS: dict[str, Row] = {
-    CPU: Row("CPUExecutionProvider", is_reference=True),
-    CUDA: Row("CUDAExecutionProvider", memory="cuda", settings=_on_cuda, is_reference=True),
-    OPENVINO: Row(
+ROWS: dict[str, ProviderRow] = {
+    CPU: ProviderRow("CPUExecutionProvider", is_reference=True),
+    CUDA: ProviderRow("CUDAExecutionProvider", memory="cuda", settings=_on_cuda, is_reference=True),
+    OPENVINO: ProviderRow(
         "OpenVINOExecutionProvider",
         "onnxruntime_ep_openvino",
         "onnxruntime-ep-openvino",
         settings=_on_openvino,
         asked_precision=lambda options: _OPENVINO_PRECISIONS.get(options.get(_OPENVINO_HINT, ""), ""),
     ),
-    "tensorrt": Row(
+    "tensorrt": ProviderRow(
         "TensorrtExecutionProvider", memory="cuda", settings=_with(trt_fp16_enable="0", trt_bf16_enable="0")
     ),
-    "tensorrt-rtx": Row(
+    "tensorrt-rtx": ProviderRow(
         "NvTensorRTRTXExecutionProvider", "onnxruntime_ep_nv_tensorrt_rtx", "onnxruntime-ep-nv-tensorrt-rtx"
     ),
-    "webgpu": Row("WebGpuExecutionProvider", "onnxruntime_ep_webgpu", "onnxruntime-ep-webgpu"),
-    "qnn": Row(
+    "webgpu": ProviderRow("WebGpuExecutionProvider", "onnxruntime_ep_webgpu", "onnxruntime-ep-webgpu"),
+    "qnn": ProviderRow(
         "QNNExecutionProvider", "onnxruntime_qnn", "onnxruntime-qnn", settings=_with(enable_htp_fp16_precision="0")
     ),
-    "mlx": Row("MLXExecutionProvider", "onnxruntime_ep_mlx", "onnxruntime-ep-mlx"),
-    "migraphx": Row("MIGraphXExecutionProvider", settings=_with(migraphx_fp16_enable="0")),
-    "coreml": Row("CoreMLExecutionProvider"),
-    "dml": Row("DmlExecutionProvider"),
+    "mlx": ProviderRow("MLXExecutionProvider", "onnxruntime_ep_mlx", "onnxruntime-ep-mlx"),
+    "migraphx": ProviderRow("MIGraphXExecutionProvider", settings=_with(migraphx_fp16_enable="0")),
+    "coreml": ProviderRow("CoreMLExecutionProvider"),
+    "dml": ProviderRow("DmlExecutionProvider"),
 }
 """The providers by the name that users give."""
 
@@ -327,19 +327,19 @@ def provider_problem(place: str, library: str = "") -> str:
     return ""
 
 
-def is_built_in(row: Row) -> bool:
+def is_built_in(row: ProviderRow) -> bool:
     """Whether onnxruntime was built with a provider: it lists those of plugins as well, once they are loaded."""
     import onnxruntime
 
     return row.runtime_name in onnxruntime.get_available_providers() and row.runtime_name not in _plugins
 
 
-def is_installed(row: Row) -> bool:
+def is_installed(row: ProviderRow) -> bool:
     """Whether the package of a plugin is installed."""
     return bool(row.plugin) and importlib.util.find_spec(row.plugin) is not None
 
 
-def plugin_version(row: Row) -> str:
+def plugin_version(row: ProviderRow) -> str:
     """Return the version of a plugin's package; empty without one."""
     return installed(row.distribution) if row.distribution else ""
 
@@ -357,25 +357,27 @@ def provider_hardware(provider: ExecutionProvider) -> str:
     import onnxruntime
 
     row = provider.row
-    seen = [one.device for one in onnxruntime.get_ep_devices() if one.ep_name == row.runtime_name]
-    found = {f"{one.type.name} {one.vendor_id:#x}:{one.device_id:#x}" for one in seen if one.type.name != "CPU"}
+    devices = [entry.device for entry in onnxruntime.get_ep_devices() if entry.ep_name == row.runtime_name]
+    names = {
+        f"{entry.type.name} {entry.vendor_id:#x}:{entry.device_id:#x}" for entry in devices if entry.type.name != "CPU"
+    }
     graphics = device_memory() if row.memory == CUDA else None
-    return ", ".join([" ".join(vector_instructions()), *sorted(found | ({graphics.name} if graphics else set()))])
+    return ", ".join([" ".join(vector_instructions()), *sorted(names | ({graphics.name} if graphics else set()))])
 
 
 def _hardware() -> str:
     """Name the hardware that onnxruntime sees, by kind and vendor."""
     import onnxruntime
 
-    seen = {f"{one.device.type.name} of {one.device.vendor}" for one in onnxruntime.get_ep_devices()}
-    return ", ".join(sorted(seen))
+    names = {f"{entry.device.type.name} of {entry.device.vendor}" for entry in onnxruntime.get_ep_devices()}
+    return ", ".join(sorted(names))
 
 
-def _library_of(row: Row) -> Path:
+def _library_of(row: ProviderRow) -> Path:
     """Ask the package of a plugin for its library; most call the function `get_library_path`."""
     package = importlib.import_module(row.plugin)
-    found = getattr(package, "get_library_path", None) or package.library_path
-    return Path(found())
+    locate = getattr(package, "get_library_path", None) or package.library_path
+    return Path(locate())
 
 
 @cache
@@ -555,8 +557,8 @@ def products_saturate() -> bool:
     )
     model.graph.initializer.append(numpy_helper.from_array(np.full((_WIDTH, _WIDTH), _WEIGHT, np.int8), "w"))
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"x": np.full((_ROWS, _WIDTH), _ACTIVATION, np.uint8)})
-    return bool((found != _WIDTH * _ACTIVATION * _WEIGHT).any())
+    (products,) = session.run(None, {"x": np.full((_ROWS, _WIDTH), _ACTIVATION, np.uint8)})
+    return bool((products != _WIDTH * _ACTIVATION * _WEIGHT).any())
 
 
 def register_operators(options: Any, domains: Iterable[str]) -> None:

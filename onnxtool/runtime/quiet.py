@@ -18,13 +18,13 @@ def quiet() -> Iterator[io.StringIO]:
 
     Only exceptions matter here: each caller checks the outcome itself.
     """
-    said = io.StringIO()
+    output = io.StringIO()
     previous = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             warnings.simplefilter("ignore")
-            yield said
+            yield output
     finally:
         logging.disable(previous)
 

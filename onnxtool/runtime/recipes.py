@@ -152,16 +152,16 @@ class CaseSizes:
     def of(cls, case: Case, recipes: Mapping[str, Recipe]) -> CaseSizes | None:
         """Describe a case; None if its padding lies within its content."""
         real = {name: _real(array, recipes[name]) for name, array in case.feeds.items()}
-        padded = {name: where for name, where in real.items() if not where.all()}
-        found = cls(
+        padded = {name: content for name, content in real.items() if not content.all()}
+        described = cls(
             case.description,
             {name: array.shape for name, array in case.feeds.items()},
-            {name: tuple(_extent(row) for row in where) for name, where in padded.items()},
+            {name: tuple(_extent(row) for row in content) for name, content in padded.items()},
             masked=case.valid is not None,
             given={name: array.tolist() for name, array in case.feeds.items() if recipes[name].kind == GIVEN},
         )
-        for sizes in (found, replace(found, padded_left=True)):
-            if all(np.array_equal(sizes.content_of(name), where) for name, where in padded.items()):
+        for sizes in (described, replace(described, padded_left=True)):
+            if all(np.array_equal(sizes.content_of(name), content) for name, content in padded.items()):
                 return sizes
         return None
 
@@ -220,13 +220,13 @@ class InputStamp:
         fit the graph or are too large. So are cases that differ from another only in their content.
         """
         dtypes = {info.name: info.dtype for info in inputs}
-        stamp = cls({name: one for name, one in recipes.items() if not one.misfit(dtypes.get(name, ""))})
+        stamp = cls({name: recipe for name, recipe in recipes.items() if not recipe.misfit(dtypes.get(name, ""))})
         for case in cases:
             feeds = {name: array for name, array in case.feeds.items() if name in dtypes}
             if case.rows or not feeds.keys() <= stamp.inputs.keys():
                 continue
             sizes = CaseSizes.of(replace(case, feeds=feeds), stamp.inputs)
-            if sizes is None or any(replace(sizes, case=one.case) == one for one in stamp.cases):
+            if sizes is None or any(replace(sizes, case=known.case) == known for known in stamp.cases):
                 continue
             longer = replace(stamp, cases=(*stamp.cases, sizes))
             if next(longer.misfits(inputs), None) is None and len(longer.json) <= _MOST_CHARACTERS:
@@ -330,11 +330,11 @@ def make_feeds(
     feeds: dict[str, NDArray[Any]] = {}
     for info in inputs:
         recipe, dims = recipes[info.name], tuple(shapes[info.name])
-        where = content.get(info.name)
-        if where is None and recipe.kind == IDS:
-            where = next((mask for mask in masks if mask.shape == dims[:2]), None)
-        made = (given or {})[info.name] if recipe.kind == GIVEN else recipe.draw(dims, where, generator)
-        feeds[info.name] = np.asarray(made).astype(object if info.dtype == "string" else info.dtype)
+        positions = content.get(info.name)
+        if positions is None and recipe.kind == IDS:
+            positions = next((mask for mask in masks if mask.shape == dims[:2]), None)
+        values = (given or {})[info.name] if recipe.kind == GIVEN else recipe.draw(dims, positions, generator)
+        feeds[info.name] = np.asarray(values).astype(object if info.dtype == "string" else info.dtype)
     return feeds
 
 

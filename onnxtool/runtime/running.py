@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnxtool.errors import InputError, ProviderError, SessionError, first_line
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo, short_repr
-from onnxtool.runtime.adapters import Adapter
+from onnxtool.runtime.adapters import SessionAdapter
 from onnxtool.runtime.providers import CPU, ExecutionProvider
 
 NESTED = ("sequence", "map", "optional")  # what their dtypes begin with
@@ -52,15 +52,15 @@ def _nested(name: str, dtype: str, arrays: Mapping[str, NDArray[Any]]) -> Any:
     """Assemble an onnxruntime input of a type from the arrays under its name."""
     kind, _, element = dtype.partition("(")
     element = element.removesuffix(")")
-    own = [key for key in arrays if key.startswith(name)]
+    names = [key for key in arrays if key.startswith(name)]
     if kind == "optional":
-        return _nested(name, element, arrays) if own else None
+        return _nested(name, element, arrays) if names else None
     if kind == "map":
         keys, values = (arrays[f"{name}.{part}"].tolist() for part in ("keys", "values"))
         return dict(zip(keys, values, strict=True))
     if kind == "sequence":
-        found = (_ELEMENT.match(key[len(name) :]) for key in own)
-        places = sorted({int(match[1]) for match in found if match})
+        matches = (_ELEMENT.match(key[len(name) :]) for key in names)
+        places = sorted({int(match[1]) for match in matches if match})
         return [_nested(f"{name}[{place}]", element, arrays) for place in places]
     return arrays[name]
 
@@ -93,7 +93,7 @@ class Session:
     memory: tuple[str, int] = ("cpu", 0)
     elsewhere: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    adapter: Adapter | None = None
+    adapter: SessionAdapter | None = None
 
     def running(self, model: ModelFile) -> Session:
         """Return a session that shares this one's memory, of the same model with another adapter or without one.
@@ -109,7 +109,7 @@ class Session:
                 f"adapters run on cpu and cuda, from a graph of any size, and {model.path} runs on {self.provider}",
                 "pass --provider cpu, or export the adapter merged: onnxtool export --model_name ADAPTER",
             )
-        return replace(self, model=model, adapter=Adapter(model.adapter))
+        return replace(self, model=model, adapter=SessionAdapter(model.adapter))
 
     @property
     def on_device(self) -> bool:
@@ -135,9 +135,9 @@ class Session:
             InputError: an input is missing or unknown.
             SessionError: onnxruntime fails on these inputs.
         """
-        given = self.nested(feeds)
-        missing = sorted(set(self.input_names) - set(given))
-        unknown = sorted(set(given) - set(self.input_names))
+        inputs = self.nested(feeds)
+        missing = sorted(set(self.input_names) - set(inputs))
+        unknown = sorted(set(inputs) - set(self.input_names))
         if unknown:  # or the values of an adapter
             unknown = sorted({*unknown} - {value.name for value in self._inference.get_overridable_initializers()})
         if missing or unknown:
@@ -146,11 +146,11 @@ class Session:
                 f"unknown: {', '.join(unknown) or 'none'}",
                 "run it on the inputs that it takes; the tokenizer or checkpoint of another model gives others",
             )
-        outputs = zip(self.output_names, self.run_unchecked(given), strict=True)
-        found: Arrays = {}
+        outputs = zip(self.output_names, self.run_unchecked(inputs), strict=True)
+        arrays: Arrays = {}
         for output, value in outputs:
-            found.update({output: value} if isinstance(value, np.ndarray) else flattened(output, value))
-        return found
+            arrays.update({output: value} if isinstance(value, np.ndarray) else flattened(output, value))
+        return arrays
 
     def nested(self, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
         """Return inputs for onnxruntime, with sequences, maps and optionals assembled from arrays."""

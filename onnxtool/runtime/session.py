@@ -244,8 +244,8 @@ def find_provider(model: ModelFile, text: str | ExecutionProvider) -> tuple[Exec
     if isinstance(text, ExecutionProvider):
         resolve_provider(str(text))
         return text, ()
-    made = made_for(model)
-    wanted, precision = made.get("provider", ""), made.get("precision", "")
+    stamp = made_for(model)
+    wanted, precision = stamp.get("provider", ""), stamp.get("precision", "")
     notes: list[str] = []
     if text == AUTO and _is_other(wanted):
         problem = provider_problem(wanted)
@@ -341,20 +341,21 @@ def _prove(model: ModelFile, provider: ExecutionProvider, threads: int) -> Proof
     expected = run_reference(session.run, cases, name="the CPU's result", refusal=SessionError)
     del session
     session = _open(model, provider, _Settings(threads))
-    found = verify(session.run, expected, tolerance_of(model, provider))
-    why = "" if found.passed else failure(found, "").message
+    verification = verify(session.run, expected, tolerance_of(model, provider))
+    reason = "" if verification.passed else failure(verification, "").message
     share = _share_of_others(model, provider, expected.cases[-1].feeds) if session.elsewhere else 0.0
-    return Proof(len(found.cases), found.max_abs_error, found.cosine_min, why, session.elsewhere, share)
+    figures = len(verification.cases), verification.max_abs_error, verification.cosine_min
+    return Proof(*figures, reason, session.elsewhere, share)
 
 
 def tolerance_of(model: ModelFile, provider: ExecutionProvider) -> Tolerance:
     """Return how far a provider's outputs of a file may be from the CPU's outputs of the same file."""
-    found = SAME if provider.arithmetic == FP32 else TOLERANCES[provider.arithmetic]
+    own = SAME if provider.arithmetic == FP32 else TOLERANCES[provider.arithmetic]
     if not _QUANTIZED & set(model.structure.ops):
-        return found
+        return own
     also = SAME_QUANTIZED  # what is not quantized may be in bfloat16 nevertheless
     return replace(
-        found, atol=max(found.atol, also.atol), rtol=max(found.rtol, also.rtol), cosine=min(found.cosine, also.cosine)
+        own, atol=max(own.atol, also.atol), rtol=max(own.rtol, also.rtol), cosine=min(own.cosine, also.cosine)
     )
 
 
@@ -384,15 +385,15 @@ def _is_verified(model: ModelFile, provider: ExecutionProvider) -> bool:
 
     Other tools keep the stamp of a graph that they change: its bytes have to be the same as well.
     """
-    made = made_for(model)
-    if provider.options or provider.library or made.get("verified_on") != provider.place or model.external_locations:
+    stamp = made_for(model)
+    if provider.options or provider.library or stamp.get("verified_on") != provider.place or model.external_locations:
         return False
-    if (made.get("precision") == BF16) != (provider.arithmetic == BF16):
+    if (stamp.get("precision") == BF16) != (provider.arithmetic == BF16):
         return False
-    size = made.get("content_bytes", "")
+    size = stamp.get("content_bytes", "")
     if not (size.isascii() and size.isdecimal()):
         return False
-    return proof_of(model.path, provider, int(size[:_DIGITS])).items() <= made.items()
+    return proof_of(model.path, provider, int(size[:_DIGITS])).items() <= stamp.items()
 
 
 def proof_of(path: Path, provider: ExecutionProvider, size: int | None = None) -> dict[str, str]:

@@ -48,15 +48,17 @@ class SizedSession(Session):
             InputError: no file is large enough.
             SessionError: onnxruntime fails on these inputs.
         """
-        found, rows = self._sizes_of(feeds), self.rows
-        every = [one.sizes for one in self.files]
-        if found in every:
-            return self._fitting(found)[1].run_unchecked(feeds)
-        large = [one for one in every if all(axis == rows or one[axis] >= size for axis, size in found.items())]
+        input_sizes, rows = self._sizes_of(feeds), self.rows
+        every = [file.sizes for file in self.files]
+        if input_sizes in every:
+            return self._fitting(input_sizes)[1].run_unchecked(feeds)
+        large = [
+            sizes for sizes in every if all(axis == rows or sizes[axis] >= size for axis, size in input_sizes.items())
+        ]
         if not large:
-            raise self._too_large(found)
-        costs = [(one.get(rows, 1), prod(one.values()) // one.get(rows, 1)) for one in large]
-        places = best_batches([0] * found.get(rows, 1), costs)
+            raise self._too_large(input_sizes)
+        costs = [(sizes.get(rows, 1), prod(sizes.values()) // sizes.get(rows, 1)) for sizes in large]
+        places = best_batches([0] * input_sizes.get(rows, 1), costs)
         parts = [{name: array[part] for name, array in feeds.items()} if rows else feeds for part in places]
         outputs = [self._run(part, self._sizes_of(part)) for part in parts]
         if len(outputs) == 1:
@@ -74,7 +76,7 @@ class SizedSession(Session):
         )
 
     def _sizes_of(self, feeds: Mapping[str, NDArray[Any]]) -> Sizes:
-        found: Sizes = {}
+        sizes: Sizes = {}
         for name, axes in self.axes:
             for place, axis in axes.items():
                 size = feeds[name].shape[place] if feeds[name].ndim > place else 0
@@ -83,12 +85,12 @@ class SizedSession(Session):
                         f"the input {name} of {self.model.path} has no {axis}: its shape is {[*feeds[name].shape]}",
                         "give it at least one row and one token",
                     )
-                if found.setdefault(axis, size) != size:
+                if sizes.setdefault(axis, size) != size:
                     raise InputError(
-                        f"the axis {axis} has the sizes {found[axis]} and {size} in the inputs of {self.model.path}",
+                        f"the axis {axis} has the sizes {sizes[axis]} and {size} in the inputs of {self.model.path}",
                         "give all inputs the same number of rows and tokens",
                     )
-        return found
+        return sizes
 
     def _run(self, feeds: Mapping[str, NDArray[Any]], input_sizes: Sizes) -> list[NDArray[Any]]:
         sizes, session = self._fitting(input_sizes)
@@ -118,7 +120,7 @@ class SizedSession(Session):
         raise self._too_large(sizes)
 
     def _too_large(self, sizes: Sizes) -> InputError:
-        known = ", ".join(label(one.sizes) for one in self.files)
+        known = ", ".join(label(file.sizes) for file in self.files)
         return InputError(
             f"{self.model.path} has files for {' x '.join(sizes)} of {known}, and the inputs are {label(sizes)}",
             "cut the inputs, or make the files with a larger --sizes",
@@ -156,7 +158,7 @@ def open_sizes(model: ModelFile, open_file: Callable[[ModelFile], Session]) -> S
             raise InputError(
                 f"{file.path} does not have the sizes that {model.path} states", "run onnxtool optimize --sizes again"
             )
-    files = sorted(model.sizes, key=lambda one: prod(one.sizes.values()))
+    files = sorted(model.sizes, key=lambda stated_file: prod(stated_file.sizes.values()))
     first = open_file(model.sized(files[0]))
     return SizedSession(
         **{name: value for name, value in vars(first).items() if name != "model"},

@@ -54,16 +54,16 @@ def check_sizes(texts: Sequence[str] | str) -> None:
     Raises:
         OptionError: the one that is.
     """
-    given = [*split_sizes(texts)]
-    for text in given:
+    stated = [*split_sizes(texts)]
+    for text in stated:
         if not (_NUMBERS.fullmatch(text) or _NAMED.fullmatch(text)):
             raise OptionError(f"{text!r} is not a size", "write --sizes 1x32,8x128, or NAME=VALUE,NAME=VALUE")
         names = [part.partition("=")[0] for part in text.split(",")]
-        if given.count(text) > 1 or ("=" in text and len({*names}) < len(names)):
+        if stated.count(text) > 1 or ("=" in text and len({*names}) < len(names)):
             raise OptionError(f"--sizes {text} says something twice", "state each size, and each axis of one, once")
     files = set_files(Path("model.onnx"), texts)
     if len({*files}) < len(files):
-        raise OptionError(f"two of the sizes {', '.join(given)} would have one file", "make them in two runs")
+        raise OptionError(f"two of the sizes {', '.join(stated)} would have one file", "make them in two runs")
 
 
 def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> dict[str, Sizes]:
@@ -77,9 +77,9 @@ def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> dict[str, Sizes]
 
     places = [axes for _, axes in input_axes(model)]
     axes = [*dict.fromkeys(axis for one in places for axis in one.values())]
-    found: dict[str, Sizes] = {}
+    sizes_by_name: dict[str, Sizes] = {}
     for text in split_sizes(texts):
-        found[_name(text)] = sizes = sizes_of(text, places)
+        sizes_by_name[_name(text)] = sizes = sizes_of(text, places)
         if not axes or sizes.keys() != {*axes}:
             example = ",".join(f"{axis}=1" for axis in axes)
             raise OptionError(
@@ -89,8 +89,8 @@ def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> dict[str, Sizes]
             )
     positions = [num_positions(model), *(limit.tokens for limit in position_limits(model))]
     lengths = {dict(input_axes(model))[info.name].get(1, "") for info in model.structure.inputs if is_text(info)}
-    require_short(found, lengths, min((most for most in positions if most), default=None), str(model.path))
-    return found
+    require_short(sizes_by_name, lengths, min((most for most in positions if most), default=None), str(model.path))
+    return sizes_by_name
 
 
 def sizes_of(text: str, places: Sequence[Mapping[int, str]]) -> Sizes:
@@ -104,9 +104,9 @@ def sizes_of(text: str, places: Sequence[Mapping[int, str]]) -> Sizes:
     return dict(zip(axes, numbers, strict=True)) if len(numbers) == len(axes) else {}
 
 
-def require_short(found: Mapping[str, Sizes], axes: Collection[str], most: int | None, name: str) -> None:
+def require_short(sizes_by_name: Mapping[str, Sizes], axes: Collection[str], most: int | None, name: str) -> None:
     """Raise an OptionError for a size one of whose `axes` is longer than a model takes."""
-    for text, sizes in found.items():
+    for text, sizes in sizes_by_name.items():
         if most is not None and max((sizes.get(axis, 0) for axis in axes), default=0) > most:
             raise OptionError(f"--sizes {text} is too long: {name} takes at most {most} tokens", "pass a shorter one")
 

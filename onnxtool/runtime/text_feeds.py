@@ -100,10 +100,10 @@ def _require_dtype(info: TensorInfo) -> None:
 
 def _unknown(info: TensorInfo, arrays: Mapping[str, NDArray[Any]]) -> InputError:
     is_writer = info.name.startswith("decoder_")
-    way = "to write (--task text2text-generation-with-past)" if is_writer else _WITHOUT
-    what = next((what for start, what in _OTHER_INPUTS.items() if info.name.startswith(start)), "")
+    task = "to write (--task text2text-generation-with-past)" if is_writer else _WITHOUT
+    content = next((content for start, content in _OTHER_INPUTS.items() if info.name.startswith(start)), "")
     return InputError(
         f"the model has the input {info.name}, which no tokenizer gives ({', '.join(arrays)})"
-        + (f": {what}" if what else ""),
-        f"export the model {way}, or run it with onnxtool.open_session and inputs of your own",
+        + (f": {content}" if content else ""),
+        f"export the model {task}, or run it with onnxtool.open_session and inputs of your own",
     )

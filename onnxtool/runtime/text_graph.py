@@ -41,7 +41,7 @@ class TextGraph:
         options.log_severity_level = 4
         register_operators(options, (STRINGS,))
         self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        self.names = [given.name for given in self._session.get_inputs()]
+        self.names = [graph_input.name for graph_input in self._session.get_inputs()]
 
     def run(self, texts: Sequence[Text]) -> dict[str, NDArray[Any]]:
         """Return the outputs of N texts, or pairs, by name."""
@@ -83,8 +83,8 @@ def check_same_outputs(file: ModelFile, core: ModelFile, front: bytes) -> None:
         if len(array):
             raise InputError(f"{name} of no texts has {len(array)} rows", _WAY)
     for group in _GROUPS:
-        given = before.run(texts[group])
-        expected = runs.run({name: given[name] for name in core.input_names})
+        inputs = before.run(texts[group])
+        expected = runs.run({name: inputs[name] for name in core.input_names})
         for name, array in reads.run(text_arrays(before.names, texts[group])).items():
             if not np.array_equal(array, expected[name], equal_nan=array.dtype.kind == "f"):
                 raise InputError(

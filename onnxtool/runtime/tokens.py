@@ -68,23 +68,23 @@ class OwnTokenizer:
         framing = len(self.ids([""], None)[0])
         for limit in (None, 2 * framing + _ROOM):  # a pair has up to two texts' special tokens
             for kind in (str, tuple):
-                given = [text for text in texts if isinstance(text, kind)]
-                wanted = self.ids(given, limit) if given else []
-                found = read_tokens(given[: len(wanted)], limit)
-                for text, own, other in zip(given, wanted, found, strict=False):
-                    if own != other:
-                        raise self._difference(reader, (text, own, other), hint)
+                of_kind = [text for text in texts if isinstance(text, kind)]
+                expected = self.ids(of_kind, limit) if of_kind else []
+                actual = read_tokens(of_kind[: len(expected)], limit)
+                for text, expected_ids, actual_ids in zip(of_kind, expected, actual, strict=False):
+                    if expected_ids != actual_ids:
+                        raise self._difference(reader, (text, expected_ids, actual_ids), hint)
 
     def ids(self, texts: Sequence[Any], limit: int | None) -> list[list[int]]:
         """Return transformers' ids of texts; nothing for pairs that its tokenizer does not accept."""
         columns = list(map(list, zip(*texts, strict=True))) if isinstance(texts[0], tuple) else [list(texts)]
         cut = {} if limit is None else {"max_length": limit}
-        read = partial(
+        tokenize = partial(
             self.tokenizer, *columns, add_special_tokens=self.adds_special, truncation=limit is not None, **cut
         )
         try:
             with quiet(), panics_as_exceptions():
-                return [list(ids) for ids in in_time(read, _MOST_SECONDS)["input_ids"]]
+                return [list(ids) for ids in in_time(tokenize, _MOST_SECONDS)["input_ids"]]
         except TimeoutError:
             raise self.error(
                 f"{type(self.tokenizer).__name__} of {self.label} takes more than {_MOST_SECONDS:.0f} s for texts of a "

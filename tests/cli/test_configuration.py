@@ -10,7 +10,7 @@ import pytest
 
 from onnxtool.cli.choices import CheckpointType, PathType
 from onnxtool.cli.commands import TABLES
-from onnxtool.cli.configuration import Setting, all_configured, effect_of, options_of, settings_of
+from onnxtool.cli.configuration import RawSetting, all_configured, effect_of, options_of, settings_of
 from onnxtool.cli.entry import find_command, main
 from tests.cli.entry_point import json_of, run_onnxtool
 from tests.graphs import save_operators
@@ -46,7 +46,7 @@ def test_the_nearest_folder_counts(folder: Path, monkeypatch: pytest.MonkeyPatch
     (folder / "pyproject.toml").write_text("[tool.onnxtool.stats]\nweights = true\n[tool.onnxtool.infer]\ntop_k = 3\n")
     (folder / "a" / "pyproject.toml").write_text("[project]\nname = 'onnxtool-user'\n")
     source = str(Path("../../pyproject.toml"))
-    expected = {"weights": Setting(True, f"{source} [tool.onnxtool.stats]", Path("../.."))}
+    expected = {"weights": RawSetting(True, f"{source} [tool.onnxtool.stats]", Path("../.."))}
     assert settings_of("stats") == expected
     (folder / "a" / ".onnxtool.toml").write_text("[stats]\nquiet = true\n")
     assert list(settings_of("stats")) == ["quiet"]

@@ -37,7 +37,7 @@ from onnxtool.encoding.records import begin_run, read_run, remove_records
 from onnxtool.encoding.report import PartReport
 from onnxtool.encoding.shards import ShardFormat
 from onnxtool.encoding.sources import Document
-from onnxtool.encoding.splits import ShardName, Window
+from onnxtool.encoding.splits import ShardName, TextWindow
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
 from onnxtool.interruption import remove_unfinished
 from onnxtool.reading import MOST_LINE_BYTES
@@ -476,7 +476,7 @@ def test_parts_that_are_killed_and_two_of_the_same_splits(tmp_path: Path) -> Non
 def test_two_writers_of_a_shard_do_not_share_a_file(tmp_path: Path) -> None:
     """Each has a stage of its own; the second shard replaces the first by the same bytes, and no stage stays."""
     npy = ShardFormat("npy", contents=False, weights="float")
-    window = Window((Document("d0", "a cat", "c.jsonl", 1),), ShardName(0, 0), "digest")
+    window = TextWindow((Document("d0", "a cat", "c.jsonl", 1),), ShardName(0, 0), "digest")
     folders = [OutputFolder(tmp_path / "vectors") for _ in range(2)]
     with folders[0].writing(), folders[1].writing():
         writers = [StagedShard(folder, npy, ShardName(0, 0)) for folder in folders]

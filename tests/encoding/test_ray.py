@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from onnxtool.encoding import RunOptions
-from onnxtool.encoding.encoder import Task
+from onnxtool.encoding.encoder import EncodingTask
 from onnxtool.encoding.ray import RayWorkers
 from onnxtool.errors import InputError
 from tests.encoding.corpora import (
@@ -74,7 +74,7 @@ def test_a_task_of_ray_gets_its_share_of_a_node_that_has_what_it_needs(
     asked: tuple[float, float],
 ) -> None:
     """And one GPU at most: Ray refuses shares above 1 that are no whole number, and a session runs on one."""
-    task = Task(tmp_path, tmp_path, tmp_path, replace(OPTIONS, provider=provider))
+    task = EncodingTask(tmp_path, tmp_path, tmp_path, replace(OPTIONS, provider=provider))
     cluster = Nodes(*nodes)
     monkeypatch.setitem(sys.modules, "ray", cluster)
     with pytest.raises(InterruptedError):

@@ -11,11 +11,11 @@ import pytest
 
 from onnxtool.encoding import parquet, sources
 from onnxtool.encoding.options import PartOptions
-from onnxtool.encoding.sources import Document, LineCounts, Reject, Source, SourceReader, find_sources
+from onnxtool.encoding.sources import CorpusFile, Document, LineCounts, Reject, SourceReader, find_sources
 from onnxtool.encoding.splits import (
     Split,
     SplitWindows,
-    Window,
+    TextWindow,
     WindowLimits,
     format_ranges,
     parse_part,
@@ -107,7 +107,7 @@ def test_ten_million_lines_are_split_in_a_second(tmp_path: Path) -> None:
 def test_small_files_are_put_together() -> None:
     """In a row, up to the size of a split; packed ones are never cut."""
     sizes = {"a.jsonl": 3, "b.jsonl": 4, "c.jsonl": 4, "d.jsonl.gz": 30, "e.jsonl": 25, "f.jsonl": 0}
-    found = [Source(Path(name), name, size, names_ids=True) for name, size in sizes.items()]
+    found = [CorpusFile(Path(name), name, size, names_ids=True) for name, size in sizes.items()]
     cut = [("".join(source.name[0] for source in split.sources), *split[2:]) for split in split_corpus(found, 10)]
     whole = [(names, 0, None) for names in ("ab", "c", "d")]
     assert cut == [*whole, ("e", 0, 10), ("e", 10, 20), ("e", 20, None), ("f", 0, None)]
@@ -115,7 +115,7 @@ def test_small_files_are_put_together() -> None:
 
 def windows_of(
     texts: Sequence[str], tmp_path: Path, done: Sequence[str] = (), limits: WindowLimits = LIMITS
-) -> list[Window]:
+) -> list[TextWindow]:
     """Return the windows of a corpus that is one split, but for the last, which says how it ended."""
     (source,) = find_sources(write_corpus(tmp_path / "corpus.jsonl", texts))[0]
     *found, last = SplitWindows(0, SourceReader([source]), limits, done)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, corpus_status, encode_part, encode_parts
-from onnxtool.encoding.encoder import Task
+from onnxtool.encoding.encoder import EncodingTask
 from onnxtool.encoding.progress import Event
 from onnxtool.encoding.workers import LocalWorkers
 from onnxtool.errors import InputError, ModelFileError, SessionError
@@ -202,7 +202,7 @@ def test_what_a_worker_meets_is_the_error_of_the_run(tmp_path: Path) -> None:
 def test_processes_end_with_their_connections(tmp_path: Path) -> None:
     """As after an error of another one, or an interruption; the next call starts another process."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(30))
-    task = Task(model, corpus, tmp_path / "vectors", OPTIONS)
+    task = EncodingTask(model, corpus, tmp_path / "vectors", OPTIONS)
     events: list[Event] = []
     with closing(LocalWorkers(task, RunOptions(processes=1, workers=1), events.append)) as workers:
         assert workers.open().missing[0] == 0

@@ -24,7 +24,7 @@ from onnxtool.evaluation import systems
 from onnxtool.evaluation.collection import read_run
 from onnxtool.evaluation.options import DENSE
 from onnxtool.evaluation.pytorch import open_checkpoint
-from onnxtool.evaluation.report import EvaluationReport, Terms
+from onnxtool.evaluation.report import EvaluationReport, TermCounts
 from onnxtool.evaluation.run import judge_by_retrieval
 from onnxtool.infer.vectors import SparseVectors
 from onnxtool.optimize.quantization import candidates
@@ -99,7 +99,7 @@ def test_a_sparse_encoder_finds_what_shares_terms(tmp_path: Path, data: Path) ->
         }
         assert found == pytest.approx({name: score for name, score in expected.items() if score > 0}, rel=1e-5)
     of_query, of_document = (sum(len(terms[one]) for one in of) / len(of) for of in (TEXTS.queries, TEXTS.documents))
-    assert report.model.terms == Terms(of_query, of_document, 1 - of_document / V)
+    assert report.model.terms == TermCounts(of_query, of_document, 1 - of_document / V)
 
 
 def test_a_gate_knows_how_sparse_vectors_are(tmp_path: Path, data: Path) -> None:

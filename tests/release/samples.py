@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnxtool.evaluation.measures import Difference, Measure
+from onnxtool.evaluation.measures import Measure, MeasureDifference
 from onnxtool.model_file.metadata import License
 from onnxtool.release.facts import (
     EvaluationResult,
@@ -25,8 +25,8 @@ COMPARED = EvaluationResult(
     {"nDCG@10": Measure(0.8, 0.78, 0.82), "MRR@10": Measure(0.75, 0.7, 0.8)},
     base="model.onnx",
     differences={
-        "nDCG@10": Difference(0.8125, -0.0125, -0.0154, -0.02, -0.004, 0.012, 11, 37),
-        "MRR@10": Difference(0.74, 0.01, 0.0135, 0.001, 0.019, 0.03, 9, 5),
+        "nDCG@10": MeasureDifference(0.8125, -0.0125, -0.0154, -0.02, -0.004, 0.012, 11, 37),
+        "MRR@10": MeasureDifference(0.74, 0.01, 0.0135, 0.001, 0.019, 0.03, 9, 5),
     },
 )
 TIMED = LatencyRow("x86-64 with AVX512-VNNI", 1, 8, 128, 21.5, 24.25, 372.1)

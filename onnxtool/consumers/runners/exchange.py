@@ -62,11 +62,11 @@ def main(name: str, job: str, answers: str) -> None:
     try:
         runner = importlib.import_module(Path(name).stem)
     except ModuleNotFoundError as error:
-        found: dict[str, Any] = {"missing": error.name}
+        reply: dict[str, Any] = {"missing": error.name}
     else:
-        read = json.loads(Path(job).read_text(encoding="utf-8"))
-        found = {"version": f"{runner.PACKAGE} {version(runner.PACKAGE)}", "answers": _answer(runner, read)}
-    Path(answers).write_text(json.dumps(found), encoding="utf-8")
+        request = json.loads(Path(job).read_text(encoding="utf-8"))
+        reply = {"version": f"{runner.PACKAGE} {version(runner.PACKAGE)}", "answers": _answer(runner, request)}
+    Path(answers).write_text(json.dumps(reply), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -39,9 +39,9 @@ def open_model(job: dict[str, Any], file: str) -> Model | None:
         for start in range(0, len(texts), size):
             ids = [str(place) for place in range(start, min(start + size, len(texts)))]
             collection.upsert(ids=ids, documents=list(texts[start : start + size]))
-            found = collection.get(ids=ids, include=["embeddings"])
-            vectors = dict(zip(found["ids"], found["embeddings"], strict=True))
-            rows += [vectors[one].tolist() for one in ids]
+            stored = collection.get(ids=ids, include=["embeddings"])
+            vectors = dict(zip(stored["ids"], stored["embeddings"], strict=True))
+            rows += [vectors[key].tolist() for key in ids]
         return rows
 
     return run

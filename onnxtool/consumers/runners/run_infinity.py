@@ -31,11 +31,11 @@ def open_model(job: dict[str, Any], file: str) -> Model | None:
 
     def run(texts: Sequence[str], size: int, _role: str) -> list[Row]:
         rows: list[Row] = []
-        asked: Sequence[Any] = pairs(job, texts) if ranks else texts
+        inputs: Sequence[Any] = pairs(job, texts) if ranks else texts
         for start in range(0, len(texts), size):
-            features = model.encode_pre(list(asked[start : start + size]))
-            found = model.encode_post(model.encode_core(features))
-            rows += [[float(row)] if ranks else row.tolist() for row in found]
+            features = model.encode_pre(list(inputs[start : start + size]))
+            outputs = model.encode_post(model.encode_core(features))
+            rows += [[float(row)] if ranks else row.tolist() for row in outputs]
         return rows
 
     return run

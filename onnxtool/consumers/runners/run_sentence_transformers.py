@@ -35,9 +35,9 @@ def open_model(job: dict[str, Any], file: str) -> Model:
 
     def run(texts: Sequence[str], batch_size: int, role: str) -> list[Row]:
         if name == "CrossEncoder":
-            asked: Any = pairs(job, texts) if job["question"] else list(texts)
+            inputs: Any = pairs(job, texts) if job["question"] else list(texts)
             logits = {"activation_fn": lambda logits: logits} if job["kind"] == "text classifiers" else {}
-            scores = model.predict(asked, batch_size=batch_size, convert_to_numpy=True, **logits)
+            scores = model.predict(inputs, batch_size=batch_size, convert_to_numpy=True, **logits)
             return scores.reshape(len(texts), -1).tolist()  # type: ignore[no-any-return]
         encode = getattr(model, f"encode_{role}" if role else "encode")
         vectors = encode(list(texts), batch_size=batch_size)

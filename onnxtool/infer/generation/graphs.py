@@ -57,13 +57,13 @@ def past_name(present: str) -> str:
 
 def _require_own(encoder: ModelFile, decoder: ModelFile) -> None:
     """Refuse an encoder with other weights, with other outputs, or with inputs beyond text."""
-    given = {past_name(info.name): info for info in encoder.structure.outputs}
+    outputs = {past_name(info.name): info for info in encoder.structure.outputs}
     for info in decoder.structure.inputs:
-        if ".encoder." in info.name and not (info.name in given and fits(info, given[info.name])):
-            found = shown(given[info.name]) if info.name in given else "nothing of that name"
+        if ".encoder." in info.name and not (info.name in outputs and fits(info, outputs[info.name])):
+            actual = shown(outputs[info.name]) if info.name in outputs else "nothing of that name"
             raise InputError(
                 f"{encoder.path} is not the encoder of {decoder.path}: the decoder takes {shown(info)}, "
-                f"and this file gives {found}",
+                f"and this file gives {actual}",
                 "pass the file that was exported with it",
             )
     if encoder.metadata.get(WEIGHTS_KEY) != decoder.metadata.get(WEIGHTS_KEY):

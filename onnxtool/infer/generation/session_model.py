@@ -37,7 +37,7 @@ from onnxtool.runtime.signature import IDS, MASK
 
 
 @dataclass(frozen=True)
-class Row:
+class PromptRow:
     """The prompt and generation limits of one text.
 
     Attributes:
@@ -60,7 +60,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptBatch:
     """A padded batch of texts: on the left for a decoder without encoder, otherwise as the encoder expects.
 
     Attributes:
@@ -68,7 +68,7 @@ class Prompts:
         arrays: int64 [B, tokens] by input name.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[PromptRow]
     arrays: dict[str, NDArray[np.int64]]
 
 
@@ -79,7 +79,7 @@ class SessionCache:
         first_token_s: seconds to the first token's scores, including the encoder.
     """
 
-    def __init__(self, decoder: Session, encoder: Session | None, prompts: Prompts, longest: int | None) -> None:
+    def __init__(self, decoder: Session, encoder: Session | None, prompts: PromptBatch, longest: int | None) -> None:
         """Run the encoder; `longest` is the decoder's token limit."""
         self._began, self.first_token_s = time.perf_counter(), 0.0
         self._decoder, self._longest, self.prompts = decoder, longest, prompts
@@ -150,7 +150,7 @@ class SessionModel(GenerationMixin):  # type: ignore[misc]  # transformers has n
         self.generation_config = GenerationConfig()
 
     def write(
-        self, prompts: Prompts, settings: GenerationConfig, on_token: Callable[[int], None] | None = None
+        self, prompts: PromptBatch, settings: GenerationConfig, on_token: Callable[[int], None] | None = None
     ) -> tuple[list[list[int]], float]:
         """Generate after each text of a batch; return the padded tokens, and the seconds to the first.
 
@@ -241,7 +241,7 @@ class SessionModel(GenerationMixin):  # type: ignore[misc]  # transformers has n
         self, generation_config: GenerationConfig, *, model_kwargs: dict[str, Any], device: Any, **kwargs: Any
     ) -> LogitsProcessorList:
         """Return the processors of each row, which see its text without batch padding."""
-        prompts: Prompts = model_kwargs["past_key_values"].prompts
+        prompts: PromptBatch = model_kwargs["past_key_values"].prompts
         lists = []
         for row in prompts.rows:
             config = copy.copy(generation_config)
@@ -302,7 +302,7 @@ class _Draw(LogitsProcessor):  # type: ignore[misc]
 class _RowEnds(StoppingCriteria):  # type: ignore[misc]
     """End each answer at its own limit, or at a stop text."""
 
-    def __init__(self, rows: Sequence[Row], start: int) -> None:
+    def __init__(self, rows: Sequence[PromptRow], start: int) -> None:
         self._rows, self._start = rows, start
         self._most = torch.tensor([row.most for row in rows])
 

@@ -36,7 +36,7 @@ from onnxtool.runtime.signature import IDS, MASK
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-    from onnxtool.infer.generation.session_model import Row
+    from onnxtool.infer.generation.session_model import PromptRow
 
 OnText = Callable[[int, str], None]
 """Receives the index of a text, from 0, and the text generated since the last call."""
@@ -152,7 +152,7 @@ class Writer:
                 f"{self._num_beams} beams are searched, and which of them is the answer shows at the end",
                 "leave --stream out, or pass --num_beams 1",
             )
-        written: dict[int, _Written] = {}
+        written: dict[int, _WrittenTokens] = {}
         seconds = first_seconds = 0.0
         for batch in self._batches(encoded, one_by_one=on_text is not None):
             tell(f"writing after text {first + min(batch) + 1} of {first + len(encoded)}")
@@ -220,9 +220,11 @@ class Writer:
         rules = replace(rules, max_texts=max(1, rules.max_texts // beams), max_tokens=max(1, rules.max_tokens // beams))
         return list(rules.batches([len(text) for text in encoded]))
 
-    def _write_batch(self, texts: Mapping[int, EncodedText], on_text: OnText | None) -> tuple[list[_Written], float]:
+    def _write_batch(
+        self, texts: Mapping[int, EncodedText], on_text: OnText | None
+    ) -> tuple[list[_WrittenTokens], float]:
         """Generate until each text has its answer; return the answers, and the seconds to the first token."""
-        from onnxtool.infer.generation.session_model import Prompts
+        from onnxtool.infer.generation.session_model import PromptBatch
 
         fixed = self._model.batch_rules.batch_size or 0
         if fixed and self._num_beams > 1:
@@ -232,7 +234,7 @@ class Writer:
             )
         rows = [self._row(text, number) for number, text in texts.items()]
         filler = [list(texts.values())[-1]] * (fixed - len(texts))
-        prompts = Prompts(rows + rows[-1:] * len(filler), self._arrays([*texts.values(), *filler]))
+        prompts = PromptBatch(rows + rows[-1:] * len(filler), self._arrays([*texts.values(), *filler]))
         show = None
         if on_text is not None:
             show = _Shown(self._model.tokenizer.text, self._stops, partial(on_text, next(iter(texts))))
@@ -243,11 +245,11 @@ class Writer:
             show.show(answers[0].text)
         return answers, seconds
 
-    def _row(self, text: EncodedText, number: int) -> Row:
-        from onnxtool.infer.generation.session_model import Row
+    def _row(self, text: EncodedText, number: int) -> PromptRow:
+        from onnxtool.infer.generation.session_model import PromptRow
 
         start = len(self._start or text.ids)
-        return Row(
+        return PromptRow(
             text.ids,
             num_start=start,
             min_length=self.settings.min_length or 0,
@@ -278,18 +280,18 @@ class Writer:
         place = _place_of_stop(text, self._stops)
         return None if place is None else text[:place]
 
-    def _written(self, row: Row, ids: Sequence[int]) -> _Written:
+    def _written(self, row: PromptRow, ids: Sequence[int]) -> _WrittenTokens:
         """Strip batch padding from an answer, and determine why it ended."""
         end = next((place for place, token in enumerate(ids) if token in self._ends), None)
         ids = ids[: row.most if end is None else end + 1]
         if self._stops and self._has_stop(ids):
             ids = ids[: next(count for count in range(1, len(ids) + 1) if self._has_stop(ids[:count]))]
-            return _Written(tuple(ids), self._before_stop(self._model.tokenizer.text(ids)) or "", "stop")
+            return _WrittenTokens(tuple(ids), self._before_stop(self._model.tokenizer.text(ids)) or "", "stop")
         by_length = "length" if row.num_start + row.most == row.max_length else "limit"
-        return _Written(tuple(ids), self._model.tokenizer.text(ids), by_length if end is None else "end")
+        return _WrittenTokens(tuple(ids), self._model.tokenizer.text(ids), by_length if end is None else "end")
 
     def _report(
-        self, inputs: Sequence[TextInput], encoded: Sequence[EncodedText], written: Sequence[_Written]
+        self, inputs: Sequence[TextInput], encoded: Sequence[EncodedText], written: Sequence[_WrittenTokens]
     ) -> GenerationReport:
         session = self._model.session
         notes = list(session.notes)
@@ -323,7 +325,7 @@ class Writer:
 
 
 @dataclass(frozen=True)
-class _Written:
+class _WrittenTokens:
     """The generated text, and why it ended."""
 
     ids: tuple[int, ...]
@@ -367,10 +369,10 @@ def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[Gener
     """
     from transformers import GenerationConfig
 
-    given = folder.read_object(GENERATION_CONFIG)
+    stored = folder.read_object(GENERATION_CONFIG)
     settings = (
-        GenerationConfig.from_dict(given)
-        if given
+        GenerationConfig.from_dict(stored)
+        if stored
         else GenerationConfig.from_model_config(dict(folder.read_object("config.json")))
     )
     stops = settings.stop_strings or ()
@@ -382,10 +384,10 @@ def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[Gener
                 "computed here",
                 f"generate with transformers, or take {key} out of that file",
             )
-    asked = {name: getattr(options, name) for name in _OVER if getattr(options, name) is not None}
+    overrides = {name: getattr(options, name) for name in _OVER if getattr(options, name) is not None}
     if options.decoding is not None:
-        asked = {"num_beams": 1, **asked, "do_sample": options.decoding == "sample"}
-    for name, value in {**_FIXED, **asked, "stop_strings": None}.items():
+        overrides = {"num_beams": 1, **overrides, "do_sample": options.decoding == "sample"}
+    for name, value in {**_FIXED, **overrides, "stop_strings": None}.items():
         setattr(settings, name, value)
     for key, (least, most) in _BOUNDS.items():
         value = getattr(settings, key)

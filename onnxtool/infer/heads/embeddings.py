@@ -130,9 +130,9 @@ class Embeddings(VectorHead[DenseVectors]):
 
     def require_windows(self) -> None:
         """Allow windows if all modes are means or maxima over the tokens."""
-        others = sorted(set(self._modes) - set(_JOINED))
-        if others or not self._modes:
-            reason = f"pools by {', '.join(others)}" if others else "does not say how it pools"
+        positional = sorted(set(self._modes) - set(_JOINED))
+        if positional or not self._modes:
+            reason = f"pools by {', '.join(positional)}" if positional else "does not say how it pools"
             raise InputError(
                 f"the model {reason}, and vectors of the windows of a text do not make a vector of the text then",
                 f"cut long texts (--long truncate); windows go with {', '.join(_JOINED)}",
@@ -153,8 +153,9 @@ class Embeddings(VectorHead[DenseVectors]):
     def _join_one(self, rows: DenseVectors, windows: Sequence[EncodedText]) -> DenseVectors:
         counts = np.array([[len(text) - text.num_prompt] for text in windows], np.float32)
         parts = np.split(rows, len(self._modes), axis=1)
-        one = np.concatenate([_JOINED[mode](part, counts) for mode, part in zip(self._modes, parts, strict=True)])[None]
-        return np.asarray(normalize(one) if self.in_graph and self.normalizes else one, np.float32)
+        joined = np.concatenate([_JOINED[mode](part, counts) for mode, part in zip(self._modes, parts, strict=True)])
+        scales = self.in_graph and self.normalizes
+        return np.asarray(normalize(joined[None]) if scales else joined[None], np.float32)
 
     def finish(self, vectors: DenseVectors) -> DenseVectors:
         """Apply the modules after pooling: float32 [N, H]."""

@@ -59,10 +59,10 @@ class Batch:
         Raises:
             InputError: there is none.
         """
-        found = {name: array for name, array in self.outputs.items() if array.ndim == rank}
-        for name in (*names, *found):
-            if name in found:
-                return found[name]
+        of_rank = {name: array for name, array in self.outputs.items() if array.ndim == rank}
+        for name in (*names, *of_rank):
+            if name in of_rank:
+                return of_rank[name]
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in self.outputs.items())
         raise InputError(
             f"the model has no output {' or '.join(names)} of {rank} axes; it has {shapes}",
@@ -394,7 +394,7 @@ def probabilities_of(logits: Floats, function: Callable[[Floats], Floats]) -> ND
     return probabilities
 
 
-def require_finite(values: NDArray[Any], what: str) -> None:
+def require_finite(values: NDArray[Any], label: str) -> None:
     """Fail rather than sort NaN among the scores, where it would look like an answer.
 
     Raises:
@@ -402,7 +402,7 @@ def require_finite(values: NDArray[Any], what: str) -> None:
     """
     if not np.isfinite(values).all():
         raise SessionError(
-            f"the model gives a {what} that is not a finite number",
+            f"the model gives a {label} that is not a finite number",
             "a model in fp16 may overflow; try it in fp32, or on another provider",
         )
 
