@@ -6,6 +6,7 @@ Public names are imported on first use, so that `import onnxtool` costs nothing.
 from __future__ import annotations
 
 import os
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from onnxtool.lazy import lazy_names
@@ -49,41 +50,32 @@ for _variable, _off in {
 }.items():
     os.environ.setdefault(_variable, _off)
 
-_MODULES = {
-    "VerifyOptions": "onnxtool.agreement",
-    "compare_layers": "onnxtool.agreement",
-    "verify": "onnxtool.agreement",
-    "OnnxtoolError": "onnxtool.errors",
-    "VerificationError": "onnxtool.errors",
-    "DriftOptions": "onnxtool.evaluation.options",
-    "DriftReport": "onnxtool.evaluation.drift",
-    "measure_drift": "onnxtool.evaluation.drift",
-    "EvaluateOptions": "onnxtool.evaluation.options",
-    "evaluate_model": "onnxtool.evaluation.run",
-    "ExportOptions": "onnxtool.export.options",
-    "export_model": "onnxtool.export.run",
-    "BenchmarkOptions": "onnxtool.benchmarking.options",
-    "CorpusOptions": "onnxtool.encoding",
-    "benchmark": "onnxtool.benchmarking.measurement",
-    "trusted": "onnxtool.guarded",
-    "verify_in_consumer": "onnxtool.consumers",
-    "encode": "onnxtool.infer",
-    "encode_corpus": "onnxtool.encoding",
-    "load": "onnxtool.infer",
-    "restore_vectors": "onnxtool.infer",
-    "ModelFile": "onnxtool.model_file",
-    "OptimizeOptions": "onnxtool.optimize.options",
-    "optimize_model": "onnxtool.optimize.run",
-    "export_variants": "onnxtool.release",
-    "open_session": "onnxtool.runtime.session",
-    "compare_models": "onnxtool.stats",
-    "summarize_model": "onnxtool.stats",
+_NAMES = {
+    "onnxtool.agreement": ("VerifyOptions", "compare_layers", "verify"),
+    "onnxtool.errors": ("OnnxtoolError", "VerificationError"),
+    "onnxtool.evaluation.options": ("DriftOptions", "EvaluateOptions"),
+    "onnxtool.evaluation.drift": ("DriftReport", "measure_drift"),
+    "onnxtool.evaluation.run": ("evaluate_model",),
+    "onnxtool.export.options": ("ExportOptions",),
+    "onnxtool.export.run": ("export_model",),
+    "onnxtool.benchmarking.options": ("BenchmarkOptions",),
+    "onnxtool.encoding": ("CorpusOptions", "encode_corpus"),
+    "onnxtool.benchmarking.measurement": ("benchmark",),
+    "onnxtool.guarded": ("trusted",),
+    "onnxtool.consumers": ("verify_in_consumer",),
+    "onnxtool.infer": ("encode", "load", "restore_vectors"),
+    "onnxtool.model_file": ("ModelFile",),
+    "onnxtool.optimize.options": ("OptimizeOptions",),
+    "onnxtool.optimize.run": ("optimize_model",),
+    "onnxtool.release": ("export_variants",),
+    "onnxtool.runtime.session": ("open_session",),
+    "onnxtool.stats": ("compare_models", "summarize_model"),
 }
 
-__all__ = ["__version__", *_MODULES]
+__all__ = ["__version__", *chain(*_NAMES.values())]
 
 
-__getattr__ = lazy_names(__name__, _MODULES)
+__getattr__ = lazy_names(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

@@ -342,7 +342,7 @@ def compare_layers(model: StrPath, reference: StrPath, options: VerifyOptions = 
             source = None
         usual, left = _layer_cases(source or file, options)
         report, has_left = _find_layer(file, source, os.fspath(reference), options, (usual, left))
-        # What reads the padding of texts padded left, such as the state of the first token, shows rounding there.
+        # With padding on the left, parts that read it, such as the state of the first token, differ by rounding.
         if report.passed and left and not has_left:
             other, _ = _find_layer(file, source, os.fspath(reference), options, (left, []))
             report = other if other.parts[-1].error > _MORE * max(report.parts[-1].error, _SURE) else report

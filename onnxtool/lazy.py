@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 
-def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the `__getattr__` of `package` (PEP 562), which imports a name from its module in `modules`."""
+def lazy_names(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """Return the `__getattr__` of `package` (PEP 562), which imports a name from the module that has it in `names`."""
+    modules = {name: module for module, own in names.items() for name in own}
 
     def get(name: str) -> object:
         if name not in modules:

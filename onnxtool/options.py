@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+Value = TypeVar("Value")
+Accepted = TypeVar("Accepted")
 
 StrPath = str | os.PathLike[str]
 _MOST_LISTED = 10  # choices to list next to a suggestion
@@ -112,54 +114,20 @@ class Address:
 # matches neither, has to be Any.
 if TYPE_CHECKING:
 
-    class PathField:
-        """A path: set to a str or os.PathLike, read as a Path."""
+    class Converted(Generic[Value, Accepted]):
+        """A field that is set to a value of one type, and read as one of another."""
 
-        def __get__(self, instance: object, owner: Any) -> Path: ...
-        def __set__(self, instance: object, value: StrPath) -> None: ...
+        def __get__(self, instance: object, owner: Any) -> Value: ...
+        def __set__(self, instance: object, value: Accepted) -> None: ...
 
-    class OptionalPath:
-        """A path, or None."""
-
-        def __get__(self, instance: object, owner: Any) -> Path | None: ...
-        def __set__(self, instance: object, value: StrPath | None) -> None: ...
-
-    class NameField:
-        """An id, or a folder: set to a str or os.PathLike, read as a str."""
-
-        def __get__(self, instance: object, owner: Any) -> str: ...
-        def __set__(self, instance: object, value: StrPath) -> None: ...
-
-    class OptionalName:
-        """An id or a folder, or None."""
-
-        def __get__(self, instance: object, owner: Any) -> str | None: ...
-        def __set__(self, instance: object, value: StrPath | None) -> None: ...
-
-    class Many(Generic[T]):
-        """Several values: set to any sequence, read as a tuple."""
-
-        def __get__(self, instance: object, owner: Any) -> tuple[T, ...]: ...
-        def __set__(self, instance: object, value: Iterable[T]) -> None: ...
-
-    class ManyTexts:
-        """Several texts, or one: read as a tuple of them."""
-
-        def __get__(self, instance: object, owner: Any) -> tuple[str, ...]: ...
-        def __set__(self, instance: object, value: str | Iterable[str]) -> None: ...
-
-    class ManyPaths:
-        """Several paths, or one: read as a tuple of them."""
-
-        def __get__(self, instance: object, owner: Any) -> tuple[Path, ...]: ...
-        def __set__(self, instance: object, value: StrPath | Iterable[StrPath]) -> None: ...
-
-    class ManyNames:
-        """Several ids or folders: read as a tuple of str."""
-
-        def __get__(self, instance: object, owner: Any) -> tuple[str, ...]: ...
-        def __set__(self, instance: object, value: Iterable[StrPath]) -> None: ...
-
+    PathField = Converted[Path, StrPath]
+    OptionalPath = Converted[Path | None, StrPath | None]
+    NameField = Converted[str, StrPath]  # an id, or a folder
+    OptionalName = Converted[str | None, StrPath | None]
+    Many = Converted[tuple[T, ...], Iterable[T]]
+    ManyTexts = Converted[tuple[str, ...], str | Iterable[str]]  # or a single one
+    ManyPaths = Converted[tuple[Path, ...], StrPath | Iterable[StrPath]]
+    ManyNames = Converted[tuple[str, ...], Iterable[StrPath]]
 else:
     ManyNames = tuple[str, ...]
     PathField, OptionalPath, ManyPaths = Path, Path | None, tuple[Path, ...] | Path

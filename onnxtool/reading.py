@@ -145,7 +145,7 @@ def load_array(path: Path) -> NDArray[Any]:
             mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError):
             raise
-        except Exception as error:  # numpy parses the header as a Python literal, and allocates what it says
+        except Exception as error:  # numpy parses the header as a Python literal, and allocates the size that it states
             raise ValueError(f"{type(error).__name__} {error}") from error
     if not isinstance(mapped, np.ndarray):
         mapped.close()
@@ -224,7 +224,7 @@ def open_lines(path: Path) -> AbstractContextManager[Lines]:
 def lines_of(file: Lines, *, skips: bool = False) -> Iterator[tuple[bytes | None, int]]:
     """Yield the lines of `file` with their sizes; None for one longer than MOST_LINE_BYTES, never held in full.
 
-    Such a line may have no end, so that nothing is read behind its beginning, unless it `skips` these lines.
+    Such a line may never end, so reading stops after its beginning, unless it `skips` these lines.
     """
     while line := file.readline(MOST_LINE_BYTES + 1):
         size = len(line)

@@ -95,9 +95,9 @@ class LayerError:
         precision: the narrowest type that it computes in: `fp32`, `fp16` (also of bfloat16) or `int8` (any integers).
         error: norm of the difference at its end, relative to the reference's norm: of this part and all before it.
         own_error: the same of this part alone, computed from the reference's value before it.
-        batch_error: how far its value for a text moves, likewise, if the text is padded in a batch.
-        bound: what `own_error` may be in its precision.
-        differs: whether it computes something else.
+        batch_error: how far its value for a text moves, relative to its size, if the text is padded in a batch.
+        bound: the largest `own_error` that its precision explains.
+        differs: whether one of its errors is larger.
     """
 
     scope: str

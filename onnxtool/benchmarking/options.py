@@ -26,13 +26,9 @@ MAX_RUNS = 10_000_000
 MAX_DURATION_S = 7 * 86_400.0
 
 if TYPE_CHECKING:
+    from onnxtool.options import Converted
 
-    class Texts:
-        """Texts with or without ids, or a single one."""
-
-        def __get__(self, instance: object, owner: Any) -> tuple[TextInput, ...]: ...
-        def __set__(self, instance: object, value: TextInput | str | Iterable[TextInput | str]) -> None: ...
-
+    Texts = Converted[tuple[TextInput, ...], TextInput | str | Iterable[TextInput | str]]
 else:
     Texts = tuple[TextInput | str, ...] | TextInput | str
 

@@ -145,7 +145,7 @@ class ComparedShape:
         ratio: median over the pairs of the other's latency divided by the model's; above 1, the model is faster.
         ratio_interval: 95 % interval of that median (order statistics, which assume no distribution).
         max_abs_error: largest difference of an output; None if they have no output in common.
-        cosine_min: smallest cosine of an output with the other's; None likewise.
+        cosine_min: smallest cosine of an output with the other's; None if they have no output in common.
     """
 
     batch_size: int

@@ -185,7 +185,7 @@ class InterleavedRuns:
 
     def _runs(self, which: int, is_done: BlockEnd) -> list[int]:
         calls, place, clock = self.models[which], self._places[which], time.perf_counter_ns
-        if len(self.models) > 1:  # run what comes next without counting it, and without leaving it out
+        if len(self.models) > 1:  # the next call runs once without counting, and is counted afterwards
             calls[place % len(calls)]()
         latencies_ns: list[int] = []
         begin = end = clock()

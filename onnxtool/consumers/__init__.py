@@ -53,7 +53,7 @@ _QUESTION = "what is the capital of France?"
 _QUERY = 40  # characters of a text that are a query
 # More words in a text take minutes in PyTorch; the report says where the limit is beyond.
 _MOST_WORDS = 2048
-# Of answers computed in other orders than PyTorch's: an error of 0.05 % in float32, and of 1.4 % in float16.
+# Answers are computed in another order than PyTorch's: this allows 0.05 % in float32, and 1.4 % in float16.
 _BOUNDS = {"fp32": 1e-7, "fp16": 1e-4}
 _MOST_BYTES = 1 << 30  # of answers: vectors of the tokens of a dozen texts take a hundredth
 _SCALED = 1e-3  # how near to 1 the lengths of scaled vectors are, in half precision as well
@@ -64,7 +64,7 @@ _SENTENCE_KINDS = {
     TOKENS: LATE_INTERACTION,
     VERDICTS: RERANKER,
 }
-# Kinds that read queries otherwise than documents.
+# Kinds that encode queries and documents differently.
 _OF_ROLES = (INFERENCE_FREE, TOKENS)
 
 Rows = list[NDArray[np.float64]]
@@ -109,7 +109,7 @@ class ConsumerReport:
         consumer: the package and its version.
         num_texts: the number of texts that each file answered.
         results: for each file, batch size and role.
-        notes: what was not tried, and what the consumer does otherwise.
+        notes: inputs that were not tried, and differences of the consumer.
     """
 
     folder: str
@@ -304,7 +304,7 @@ def _in_pytorch(
     if kind == VERDICTS:
         scores = model.predict([(question, text) for text in texts], batch_size=1, convert_to_numpy=True)
         return [np.atleast_1d(np.asarray(score, np.float64)) for score in scores]
-    # Other consumers know nothing of a prompt that the checkpoint puts before texts.
+    # Other consumers do not write the prompt of the checkpoint before texts.
     knows = specification.target.tokenizer_of == "sentence-transformers" or role
     encode, more = getattr(model, f"encode_{role}" if role else "encode"), {} if knows else {"prompt": ""}
     vectors = encode(list(texts), batch_size=1, show_progress_bar=False, **more)

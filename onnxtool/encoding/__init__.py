@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from onnxtool.lazy import lazy_names
@@ -21,15 +22,13 @@ if TYPE_CHECKING:
     from onnxtool.encoding.run import encode_part as encode_part
     from onnxtool.encoding.run import encode_parts as encode_parts
 
-_MODULES = {
-    **dict.fromkeys(
-        ("CorpusOptions", "CorpusProgress", "PartOptions", "RunOptions", "VectorOptions"), "onnxtool.encoding.options"
-    ),
-    **dict.fromkeys(("Shard", "by_document", "read_shards"), "onnxtool.encoding.reading"),
-    **dict.fromkeys(("encode_corpus", "encode_part", "encode_parts"), "onnxtool.encoding.run"),
-    **dict.fromkeys(("corpus_status", "merge_parts"), "onnxtool.encoding.merge"),
+_NAMES = {
+    "onnxtool.encoding.options": ("CorpusOptions", "CorpusProgress", "PartOptions", "RunOptions", "VectorOptions"),
+    "onnxtool.encoding.reading": ("Shard", "by_document", "read_shards"),
+    "onnxtool.encoding.run": ("encode_corpus", "encode_part", "encode_parts"),
+    "onnxtool.encoding.merge": ("corpus_status", "merge_parts"),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*chain(*_NAMES.values())]
 
-__getattr__ = lazy_names(__name__, _MODULES)
+__getattr__ = lazy_names(__name__, _NAMES)

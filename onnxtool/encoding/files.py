@@ -139,7 +139,7 @@ def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
             raise FileNotFoundError(errno.ENOENT, "there is no such file", str(uri)) from None
         except (InputError, StoreError):
             raise
-        except Exception as error:  # noqa: BLE001  obstore and what it calls have no common error
+        except Exception as error:  # noqa: BLE001  obstore and its backends have no common error
             # Its client retries everything but an answer that is broken off.
             is_passing = isinstance(error, EOFError) or _BROKEN_OFF.search(_reason(error)) is not None
             if wait is None or not is_passing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 
 from onnxtool.errors import InputError
@@ -67,13 +67,9 @@ AnyLocation = Location | StrPath
 OutputLocation = Annotated[AnyLocation, Option(writes="folder")]
 
 if TYPE_CHECKING:
+    from onnxtool.options import Converted
 
-    class OptionalLocation:
-        """A field that is set to a path or an address, and read as a Location; or None."""
-
-        def __get__(self, instance: object, owner: Any) -> Location | None: ...
-        def __set__(self, instance: object, value: AnyLocation | None) -> None: ...
-
+    OptionalLocation = Converted[Location | None, AnyLocation | None]
 else:
     OptionalLocation = Location | None
 

@@ -189,7 +189,7 @@ class OutputFolder:
             OutputExistsError: some do not match the names of shards, or are not recorded.
         """
         files = entries(self.path)
-        # On a disk, folders too. Other processes may write shards meanwhile, so each listing is checked by itself.
+        # On a disk, folders count too. Others may write shards meanwhile, so each listing is checked separately.
         names = [path.name for path in self.path.iterdir()] if isinstance(self.path, Path) else files
         foreign = [name for name in names if not _OWN_FILE.fullmatch(name)]
         if foreign or (files and not is_known):
@@ -285,7 +285,7 @@ class OutputFolder:
         num_removed = self.remove_others(manifest) if is_alone else 0
         if not self.create(self.manifest_path, manifest.to_json().encode()):
             raise OutputExistsError(f"another run has published {self.manifest_path} meanwhile", START_AGAIN)
-        if not is_alone:  # another run of the same command may need what it has just written until now
+        if not is_alone:  # until now, another run of the same command may need the files that it has just written
             num_removed = self.remove_others(manifest, names)
         return num_removed
 

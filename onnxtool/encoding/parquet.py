@@ -33,10 +33,10 @@ def read_rows(
 ) -> Iterator[tuple[dict[str, object] | LineError, float]]:
     """Yield the rows of the row groups that begin in a byte range, and the fraction of these rows read so far.
 
-    The first range has what begins before it as well, and the one without an end what begins behind the file, so that
-    no group of a file that lies about them is lost. A row whose text is not UTF-8, which Parquet does not check, or is
-    longer than a line may be, is an error instead of its columns. No more rows are read at a time than fit in memory
-    where each were as long as all of its group: one text of a dictionary may be that of every row.
+    Row groups that begin before the first range belong to it, and groups that begin after the file's end to the range
+    without an end, so that no group is lost if the file misstates them. A row whose text is not UTF-8, which Parquet
+    does not check, or is longer than a line may be, yields an error instead of its columns. The number of rows read at
+    a time assumes that each is as long as its whole group: in a dictionary, one text may be that of every row.
 
     Raises:
         InputError: pyarrow is missing, the file is not Parquet or damaged, or a group is too large for its rows.

@@ -43,7 +43,7 @@ class RayWorkers:
         num_processes: number of concurrent tasks.
 
     Raises:
-        InputError: Ray is missing, or no node has what is needed.
+        InputError: Ray is missing, or no node has the required resources.
     """
 
     def __init__(self, task: EncodingTask, options: ProcessOptions, on_event: OnEvent) -> None:
@@ -201,7 +201,7 @@ class Encoder:
         self._column = column
         path = model_on_this_machine(parse_location(model_path), options.text_task)
         self._model = load_for_texts(ModelFile.open(path), options, options.threads or _threads_of_the_pipeline())
-        self._encode(["a"])  # before the first batch comes: a model without vectors is an error of the model
+        self._encode(["a"])  # before the first batch, so that a model without vectors fails at once
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the columns of a batch of N rows, with the columns of its vectors added.

@@ -2,7 +2,7 @@
 
 `run.json` identifies the run. `part-NNNNN.RUN.json` is written after the files of a shard, and
 `split-NNNNN.RUN.json` after all of its shards: what has no record is not done. `RUN` are digits of the digest of
-`run.json`, so that a listing tells which splits are done, and records of another command count for nothing.
+`run.json`, so that a listing shows which splits are done, and records of another command are ignored.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ShardTexts:
         """Return what `to_json` has written of `count` texts.
 
         Raises:
-            ValueError: it is something else; and KeyError, TypeError or zlib.error likewise.
+            ValueError, KeyError, TypeError, zlib.error: it has another form.
         """
         files = tuple(content["files"])
         size = count * (DIGEST_BYTES + 12)

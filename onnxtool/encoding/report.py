@@ -99,7 +99,7 @@ class PartReport:
         num_encoded_splits: number of splits that were not done before.
         num_encoded: number of texts encoded by this run.
         seconds: duration, including loading the model.
-        texts_per_s: speed, likewise.
+        texts_per_s: speed of this run.
         notes: notes for the user.
     """
 
@@ -124,7 +124,7 @@ class RunReport(MergeReport):
         num_encoded_splits: number of splits that were not done before.
         num_encoded: number of texts encoded by this run, of `num_texts`.
         seconds: duration, including loading the model.
-        texts_per_s: speed, likewise.
+        texts_per_s: speed of this run.
     """
 
     engine: str

@@ -36,7 +36,7 @@ QUANTIZATION_STEPS = 256
 def quantize_weights(weights: NDArray[np.float32]) -> NDArray[np.int64]:
     """Turn weights, float32 of any shape, into int64 of the same shape: round(weight / 5 * 256)."""
     scaled = weights.astype(np.float32) / np.float32(WEIGHT_RANGE) * np.float32(QUANTIZATION_STEPS)
-    # In float64, as adding a half in float32 rounds a second time.
+    # In float64, because adding a half in float32 would round twice.
     return np.asarray(np.floor(scaled.astype(np.float64) + 0.5), np.int64)
 
 
@@ -82,7 +82,7 @@ def _written_terms(vectors: SparseVectors, weights: str) -> tuple[NDArray[np.int
 class _JsonWriter:
     """One text per line: `id`, `contents` and `vector`: terms and weights, numbers, or a list of numbers per token.
 
-    Of passages, `begin` and `end` say which characters of the text they are.
+    For passages, `begin` and `end` are their character offsets in the text.
     """
 
     def __init__(self, path: Path, shard_format: ShardFormat) -> None:
@@ -126,11 +126,11 @@ def _list(items: Iterable[str]) -> str:
 class _ParquetWriter:
     """A table of `id`, optional `contents`, and the vectors; one row group per window.
 
-    Of passages, `begin` and `end` say which characters of the text they are.
+    For passages, `begin` and `end` are their character offsets in the text.
 
-    `vector` is a list of H numbers, `vectors` one such list for each token; of sparse vectors `indices` are the ids of
-    the terms, ascending, and `values` their weights. The metadata `onnxtool.vectors` says in JSON what vectors are, as
-    the manifest does: of codes, the ranges of their numbers.
+    `vector` is a list of H numbers, `vectors` one such list for each token; for sparse vectors, `indices` are the ids
+    of the terms, ascending, and `values` their weights. The metadata `onnxtool.vectors` describes the vectors in JSON
+    as the manifest does, with the ranges of quantized numbers.
     """
 
     def __init__(self, path: Path, shard_format: ShardFormat, description: Mapping[str, Json]) -> None:
@@ -181,7 +181,7 @@ class _ParquetWriter:
 class _ArrayWriter:
     """An array of vectors, [N, H], and a line of JSON for each text, with the `id`, and `begin` and `end` of passages.
 
-    Of vectors of tokens, the array is [T, W], and a second one, int64 [N + 1], says where the tokens of a text begin.
+    For token vectors, the array is [T, W], and a second one, int64 [N + 1], holds the start of each text.
     """
 
     def __init__(self, arrays: Sequence[Path], ids: Path, *, contents: bool) -> None:
@@ -274,4 +274,4 @@ def _json(text: str) -> str:
 
 
 ShardWriter = _JsonWriter | _ParquetWriter | _ArrayWriter
-"""Write the files of a shard, one window at a time; `close` writes the trailing part, and closes them."""
+"""Writes the files of a shard, one window at a time; `close` writes the last part, and closes them."""

@@ -36,7 +36,6 @@ DIGEST_BYTES = 16
 # Part of the identity of vectors: digests of shards made in another way are not compared.
 DIGEST_VERSION = "2"
 REPEATED_ID = "repeats the id of an earlier line"
-# Longer lines are not texts; read in full, one could fill the memory.
 _READ_BYTES = 1 << 20
 _TEXT_SUFFIXES = (".jsonl", ".txt", ".tsv")
 SUFFIXES = (*_TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in _TEXT_SUFFIXES), ".parquet")
@@ -141,7 +140,7 @@ def find_sources(corpus: Location) -> tuple[tuple[CorpusFile, ...], tuple[str, .
     which has queries and judgements next to its documents, only the documents are the corpus.
 
     Raises:
-        InputError: there is none, its suffix is unknown, or what is called as a file of a corpus is none; or a test
+        InputError: there is none, its suffix is unknown, or an entry with a corpus suffix is no regular file; or a test
             collection does not say which its documents are.
     """
     try:
@@ -197,9 +196,9 @@ def _in_folder(corpus: Location) -> dict[str, Entry]:
 
 
 def _folders_in(corpus: Location, files: Collection[str]) -> list[str]:
-    """Return the folders in a folder; refuse what is called as a file and is neither, and would be lost in silence.
+    """Return the folders in a folder; refuse entries with a corpus suffix that are no file, instead of skipping them.
 
-    A store lists only files; next to queries, a folder of documents is looked up explicitly.
+    Stores list only files, so the folder of documents of a test collection is looked up explicitly.
     """
     if isinstance(corpus, Uri):
         return ["corpus/"] if any(map(is_beside_documents, files)) and entries(corpus / "corpus") else []

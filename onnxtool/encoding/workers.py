@@ -66,7 +66,7 @@ def end_process() -> None:
 def serve(task: EncodingTask, connection: Connection, end: Callable[[], None] = end_process) -> None:
     """Encode the splits whose numbers come over a connection; end as soon as its other end is closed.
 
-    Tells what was opened, events and texts that run, None for each finished split, and an error, which is the end.
+    It sends its findings at startup, events and running texts, None for each finished split, and finally an error.
     """
     numbers: SimpleQueue[int | None] = SimpleQueue()
     lock = threading.Lock()  # a connection takes one thread at a time
@@ -91,7 +91,7 @@ def serve(task: EncodingTask, connection: Connection, end: Callable[[], None] = 
             tell(None)
     except Exception as error:  # noqa: BLE001  the parent raises it
         error.add_note(traceback.format_exc())
-        with suppress(OSError):  # nobody listens any more
+        with suppress(OSError):  # the parent has closed its end
             tell(error)
 
 

@@ -147,7 +147,7 @@ def compute(measures: Mapping[str, Any], judgements: Judgements, run: Mapping[st
     try:
         for value in library.iter_calc(list(measures.values()), grades, results):
             per_query[names[value.measure]][value.query_id] = float(value.value)
-    except Exception as error:  # of any of the libraries behind it
+    except Exception as error:  # raised by any of the libraries that it calls
         raise InputError(
             f"ir_measures cannot compute {', '.join(measures)} of these judgements: {type(error).__name__}: {error}",
             "leave the measure out; nDCG with exponential gains and ERR, computed by gdeval, know grades up to 4",

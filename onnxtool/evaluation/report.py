@@ -103,7 +103,7 @@ class VectorSizes:
 
     Attributes:
         query_terms: average number of terms of a query; of token vectors in late interaction.
-        document_terms: likewise of a document, or its passage.
+        document_terms: average number of terms, or token vectors, of a document, or of its passage.
         empty_queries: number of queries without any.
         empty_documents: number of documents, or passages, without any.
         index_bytes: size of an index of the documents: 8 bytes for each term of each document and 8 for each term, or 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from onnxtool.lazy import lazy_names
@@ -26,19 +27,18 @@ if TYPE_CHECKING:
     from onnxtool.infer.vectors import SparseVectors as SparseVectors
     from onnxtool.infer.vectors import TokenVectors as TokenVectors
 
-_MODULES = {
-    "restore_vectors": "onnxtool.checkpoint.quantized_vectors",
-    "TextInput": "onnxtool.checkpoint.text_files",
-    "LongTexts": "onnxtool.infer.chats",
-    "GenerateOptions": "onnxtool.infer.options",
-    **dict.fromkeys(("generate", "load_writer"), "onnxtool.infer.generation.writing"),
-    **dict.fromkeys(("LoadedModel", "encode", "load"), "onnxtool.infer.loading"),
-    **dict.fromkeys(("LONG_TEXTS", "FileDescription", "InferOptions"), "onnxtool.infer.options"),
-    **dict.fromkeys(("PictureModel", "load_pictures"), "onnxtool.infer.pictures"),
-    "run_texts": "onnxtool.infer.run",
-    **dict.fromkeys(("DenseVectors", "SparseVectors", "TokenVectors"), "onnxtool.infer.vectors"),
+_NAMES = {
+    "onnxtool.checkpoint.quantized_vectors": ("restore_vectors",),
+    "onnxtool.checkpoint.text_files": ("TextInput",),
+    "onnxtool.infer.chats": ("LongTexts",),
+    "onnxtool.infer.options": ("GenerateOptions", "LONG_TEXTS", "FileDescription", "InferOptions"),
+    "onnxtool.infer.generation.writing": ("generate", "load_writer"),
+    "onnxtool.infer.loading": ("LoadedModel", "encode", "load"),
+    "onnxtool.infer.pictures": ("PictureModel", "load_pictures"),
+    "onnxtool.infer.run": ("run_texts",),
+    "onnxtool.infer.vectors": ("DenseVectors", "SparseVectors", "TokenVectors"),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*chain(*_NAMES.values())]
 
-__getattr__ = lazy_names(__name__, _MODULES)
+__getattr__ = lazy_names(__name__, _NAMES)

@@ -193,7 +193,7 @@ def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: 
         )
     prompt = None if options.prompt == QUERY else options.prompt  # asks for the lookup, also without such a prompt
     before = queries.prompts.text_of(prompt, QUERY)
-    answered = queries.read([text.contents for text in texts], prompt=prompt)
+    answered = queries.tokenize([text.contents for text in texts], prompt=prompt)
     vectors = queries.weigh(answered).without(queries.tokenizer.framing_ids)
     if options.prune is not None:
         vectors = vectors.pruned(options.prune)
@@ -344,7 +344,7 @@ def _read_answers(
     readings: dict[int, Any] = {}
     for positions in model.batch_rules.batches([len(window) for window in flat]):
         batch = model.run([flat[position] for position in positions])
-        readings.update(zip(positions, head.read(batch), strict=True))
+        readings.update(zip(positions, head.read_outputs(batch), strict=True))
     answers, start = [], 0
     for text, group in zip(texts, windows, strict=True):
         own = [readings[position] for position in range(start, start + len(group))]

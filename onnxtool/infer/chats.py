@@ -43,7 +43,7 @@ class LongTexts(Options):
         return way if isinstance(way, LongTexts) else cls(way)
 
     @checked
-    def read(
+    def tokenize(
         self,
         tokenizer: TextTokenizer,
         texts: Sequence[Text],
@@ -116,7 +116,7 @@ class Chats:
     tokenizer: TextTokenizer
     _ends: dict[tuple[str, str | None, bool], tuple[int, ...]] = field(default_factory=dict, compare=False)
 
-    def read(
+    def tokenize(
         self,
         texts: Sequence[Text],
         prompt: str,
@@ -150,8 +150,8 @@ class Chats:
                     "a text that is put into a chat template cannot be read in windows",
                     "cut it (--long truncate), or pass passages",
                 )
-        reader = replace(long, way="truncate", overlap=None) if long.way == "window" else long
-        windows = reader.read(self.tokenizer, chats, limit, _AS_WRITTEN, first=first)
+        handling = replace(long, way="truncate", overlap=None) if long.way == "window" else long
+        windows = handling.tokenize(self.tokenizer, chats, limit, _AS_WRITTEN, first=first)
         return [
             [self._with_end(window, text, prompt, task) if window.truncated else window for window in group]
             for text, group in zip(texts, windows, strict=True)

@@ -164,7 +164,7 @@ class PictureModel:
 
         Raises:
             InputError: there are none, one cannot be read, or the graph takes another size.
-            SessionError: onnxruntime fails, or gives what is not a finite number.
+            SessionError: onnxruntime fails, or returns a value that is not finite.
         """
         if isinstance(paths, str | PathLike):
             return self.encode((paths,))[0]
@@ -184,7 +184,7 @@ class PictureModel:
         Neighbouring images of the same size are batched.
 
         Raises:
-            SessionError: onnxruntime fails, or gives what is not a finite number.
+            SessionError: onnxruntime fails, or returns a value that is not finite.
         """
         groups = itertools.groupby(pictures, key=lambda picture: picture.shapes)
         joined: DenseVectors | TokenVectors = concatenated([self._run(list(group)) for _, group in groups])

@@ -44,12 +44,12 @@ class TextAnswer:
         candidates: highest score first; empty for embeddings and spans.
         outputs: output shapes by name, if there is no other answer.
         id: the text's id in the input file; None if it has none.
-        query: the first text of a pair; None for a text by itself.
+        query: the first text of a pair; None for a single text.
         num_windows: number of windows the text was read in.
         spans: entities and words in text order; answers to a question, best first.
         vector: the embedding, as the shortest decimals that round-trip to the same float32; empty for other models.
-        token_vectors: likewise the vectors of the counting tokens in late interaction; empty for other models, and
-            for rankings.
+        token_vectors: the vectors of the counting tokens in late interaction, also as decimals; empty for other models,
+            and for rankings.
     """
 
     text: str
@@ -75,7 +75,7 @@ class Ranking:
     """The texts of one query, best first.
 
     Attributes:
-        query: None if the texts were scored by themselves.
+        query: None if the texts were scored without one.
         order: positions in `answers`, from 0; ties keep their order.
     """
 

@@ -129,7 +129,7 @@ class WriteJob:
 
         Raises:
             OptionError: an option does not apply to text generation.
-            InputError: likewise, of the query.
+            InputError: a query was passed.
         """
         options = self.options
         of_texts = {

@@ -45,7 +45,7 @@ class StaticQueries:
             )
         return cls(tokenizer, table, Prompts.of(folder))
 
-    def read(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
+    def tokenize(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
         """Return the tokens of N queries, without added special tokens."""
         before = self.prompts.text_of(prompt, QUERY)
         encoded = self.tokenizer.encode([before + text for text in texts])
@@ -75,7 +75,7 @@ class StaticQueries:
         texts = tuple(texts)
         if not texts:
             raise InputError("no texts to encode", "pass at least one")
-        vectors = self.weigh(self.read(texts, prompt=prompt))
+        vectors = self.weigh(self.tokenize(texts, prompt=prompt))
         vectors = vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
         return vectors if prune is None else vectors.pruned(prune)
 

@@ -202,7 +202,7 @@ class TextModel:
         self.require_documents(task or prompt)
         before, limit, long = self._prompt(prompt, task), self.limit_of(task), LongTexts.of(long)
         if self.chats is not None:
-            return self._prepared(self.chats.read(texts, before, limit, long, task=task, first=first), task)
+            return self._prepared(self.chats.tokenize(texts, before, limit, long, task=task, first=first), task)
         options = ReadOptions(
             with_offsets=self.head.needs_offsets or with_offsets,
             cut_side=self.head.cut_side,
@@ -214,7 +214,7 @@ class TextModel:
             if long.way == "window":
                 options = replace(options, with_offsets=True, num_leading=len(before))
             num_left_out = self._num_left_out(before)
-        encoded = long.read(self.tokenizer, texts, limit, options, first=first)
+        encoded = long.tokenize(self.tokenizer, texts, limit, options, first=first)
         if (stated := self.session.model.text_input) is not None:
             self._require_readable(texts, long, first)
             originals = sources if stated.prompt else texts
@@ -396,7 +396,7 @@ class TextModel:
         Raises:
             InputError: there are no texts, one cannot be read, or the model returns no vectors, or none that support
                 this storage.
-            SessionError: onnxruntime fails, or gives what is not a finite number.
+            SessionError: onnxruntime fails, or returns a value that is not finite.
         """
         contents = (texts,) if isinstance(texts, str) else tuple(texts)
         if not contents:

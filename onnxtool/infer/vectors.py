@@ -170,7 +170,7 @@ class SparseVectors:
 
     @classmethod
     def concatenate(cls, parts: Sequence[SparseVectors]) -> SparseVectors:
-        """Put the texts of several, at least one, one behind the other."""
+        """Concatenate the texts of one or more parts."""
         return cls(
             _indptr(np.concatenate([np.diff(part.indptr) for part in parts])),
             np.concatenate([part.indices for part in parts]),
@@ -266,7 +266,7 @@ class TokenVectors:
 
     @classmethod
     def concatenate(cls, parts: Sequence[TokenVectors]) -> TokenVectors:
-        """Put the texts of several, at least one, one behind the other."""
+        """Concatenate the texts of one or more parts."""
         indptr = _indptr(np.concatenate([np.diff(part.indptr) for part in parts]))
         return cls(indptr, np.concatenate([part.vectors for part in parts]))
 
@@ -280,13 +280,13 @@ AnyVectors = DenseVectors | SparseVectors | TokenVectors
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
-    """Put the vectors of several, at least one and all of one kind, one behind the other."""
+    """Concatenate the vectors of one or more parts, all of one kind."""
     several = isinstance(parts[0], SparseVectors | TokenVectors)
     return type(parts[0]).concatenate(parts) if several else np.concatenate(parts)
 
 
 def in_order(parts: Sequence[Any], places: Sequence[int]) -> Any:
-    """Concatenate the vectors of several batches, and put each of the N texts at its place."""
+    """Concatenate the vectors of several batches, and restore the order of the N texts."""
     vectors, order = concatenated(parts), np.argsort(places).tolist()
     return vectors[order] if isinstance(vectors, np.ndarray) else vectors.take(order)
 

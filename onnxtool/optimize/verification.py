@@ -314,7 +314,7 @@ def accepted_cases(model: ModelFile, *, longest: int | None = None, given: Given
         SessionError: it runs on none of them.
     """
     cases = input_cases(model, longest=longest, given=given)
-    stamp = InputStamp.read(model)
+    stamp = InputStamp.read_from(model)
     if stamp is not None and stamp.cases and given == NO_INPUTS:
         return cases
     session = open_session(model, provider="cpu", frugal=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from onnxtool.lazy import lazy_names
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
     from onnxtool.release.variants import VariantsReport as VariantsReport
     from onnxtool.release.variants import export_variants as export_variants
 
-_MODULES = {
-    **dict.fromkeys(("CheckReport", "check_release"), "onnxtool.release.check"),
-    **dict.fromkeys(("ReleaseConfig", "read_config"), "onnxtool.release.config"),
-    **dict.fromkeys(("ReleaseReport", "make_release"), "onnxtool.release.run"),
-    **dict.fromkeys(("VariantsReport", "export_variants"), "onnxtool.release.variants"),
+_NAMES = {
+    "onnxtool.release.check": ("CheckReport", "check_release"),
+    "onnxtool.release.config": ("ReleaseConfig", "read_config"),
+    "onnxtool.release.run": ("ReleaseReport", "make_release"),
+    "onnxtool.release.variants": ("VariantsReport", "export_variants"),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*chain(*_NAMES.values())]
 
-__getattr__ = lazy_names(__name__, _MODULES)
+__getattr__ = lazy_names(__name__, _NAMES)

@@ -155,13 +155,13 @@ def _options(path: Path, step: str, table: Any) -> dict[str, Any]:
 def _values(path: Path, place: str, table: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the values of a table to the types of their fields; paths are relative to the file."""
     typed = {name: check(f"{path}: {place}{name}", value, hints[name]) for name, value in table.items()}
-    return {name: _beside(path, value) for name, value in typed.items()}
+    return {name: _relative_to(path, value) for name, value in typed.items()}
 
 
-def _beside(path: Path, value: Any) -> Any:
+def _relative_to(path: Path, value: Any) -> Any:
     """Return a value whose paths are relative to the folder of the file `path`."""
     if isinstance(value, tuple):
-        return tuple(_beside(path, one) for one in value)
+        return tuple(_relative_to(path, one) for one in value)
     return path.parent / value if isinstance(value, Path) else value
 
 

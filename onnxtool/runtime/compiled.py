@@ -31,8 +31,8 @@ def require_runs_here(model: ModelFile, compiled: Compiled, provider: ExecutionP
     """Refuse a compiled file on another provider, in another version and on other hardware, or if it was changed.
 
     Raises:
-        ProviderError: it is for something else.
-        ModelFileError: it is not what was compiled.
+        ProviderError: it was compiled for another provider, version or hardware.
+        ModelFileError: its graph or its compiled part was changed.
     """
     stated = (compiled.provider, f"version {compiled.version}", f"onnxruntime {compiled.runtime}", compiled.hardware)
     if provider.row.is_reference:

@@ -82,7 +82,7 @@ def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInp
     stamp = maker.stamp
     if maker.has_stamped_cases:
         short = [case for case in stamp.cases if longest is None or stamp.num_tokens(case) <= longest]
-        return [stamp.make(case, maker.inputs, seed) for seed, case in enumerate(short or stamp.cases)]
+        return [stamp.make_case(case, maker.inputs, seed) for seed, case in enumerate(short or stamp.cases)]
     length = model.metadata_number(MAX_LENGTH_KEY) or (not stamp.inputs and num_positions(model)) or _LONGEST
     length = min(length, longest or length)
     more = past_shapes(length) if has_past(maker.inputs) else (padding_alone(length),) * maker.is_masked
@@ -155,7 +155,7 @@ class _InputMaker:
 
     def __init__(self, model: ModelFile, given: GivenInputs) -> None:
         self._model = model
-        self.stamp = InputStamp.read(model) or InputStamp({})
+        self.stamp = InputStamp.read_from(model) or InputStamp({})
         self.has_stamped_cases = bool(self.stamp.cases) and not given.shapes
         self.inputs = shaped(model.structure.inputs, given.shapes)
         self.fixed = FixedSizes.of(self.inputs)
@@ -188,7 +188,7 @@ class _InputMaker:
         shape = self.fixed.fit(_in_samples(shape) if in_samples and self._holds_samples else shape)
         if is_stamped:
             sizes = self.stamp.resized(self.inputs, shape.batch_size, shape.sequence_length)
-            feeds = self.stamp.make(sizes, self.inputs, seed).feeds
+            feeds = self.stamp.make_case(sizes, self.inputs, seed).feeds
         else:
             shape, feeds = self._make(shape, seed)
         return Case(shape.description, feeds, shape.mask if self.is_masked else None)
@@ -473,7 +473,7 @@ def _in_samples(shape: FeedShape) -> FeedShape:
 
 def names_of_ids(model: ModelFile) -> list[str]:
     """Return the inputs that are ids of tokens, `input_ids` first: as stamped, else those that look up a table."""
-    stamp = InputStamp.read(model)
+    stamp = InputStamp.read_from(model)
     names = (stamp.names_of_ids if stamp is not None else []) or list(index_bounds(model))
     names += [info.name for info in model.structure.inputs if info.name == IDS and info.name not in names]
     return sorted(names, key=lambda name: name != IDS)
@@ -490,7 +490,7 @@ def extreme_case(model: ModelFile, cases: Sequence[Case]) -> Case | None:
     if usual is None or norms is None:
         return None
     ids = usual.feeds[IDS]
-    recipe = (InputStamp.read(model) or InputStamp({})).inputs.get(IDS, Recipe("ids", len(norms)))
+    recipe = (InputStamp.read_from(model) or InputStamp({})).inputs.get(IDS, Recipe("ids", len(norms)))
     special = {*recipe.excluded, recipe.first}  # they stay where they are
     norms = norms[: recipe.below]
     order = [token for token in np.argsort(norms).tolist() if token not in special]

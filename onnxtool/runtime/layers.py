@@ -34,13 +34,13 @@ Pair = tuple[Array, Array]
 _LEVEL = "DISABLE_ALL"  # optimizations would fuse values away
 _SAMPLE = 16  # tokens by which values are matched
 _CLOSE = 1e-3  # relative error of values that are surely the same
-_ALIKE = 0.5  # likewise, of those that may be, without a common name
+_ALIKE = 0.5  # relative error of values that may be the same although their names differ
 _NAMED = 0.5  # the worth of a common name, next to 1 for equal numbers
 _WORSE = 4.0  # times the error that the file itself has after a value
-_APART = 8  # values: what is left out must not reach the next one through a residual connection
+_APART = 8  # values between two suspects, so that a residual connection does not carry one into the other
 _UNREAD = 3.0  # times as far from the reference as the next value
 _FEWEST_ALIKE, _USUAL = 3, 4.0  # parts of a kind, and times the median of their errors: no rounding any more
-# Own errors that rounding explains; what it does to transformers is a twentieth of these in fp32 and a fifth in fp16.
+# Own errors that rounding explains: 20 times (fp32) and 5 times (fp16) those measured in transformers.
 _ROUNDING = {"fp32": 1e-5, "fp16": 3e-3, "int8": 0.3}
 
 
@@ -166,7 +166,7 @@ def measure_layers(file: ModelFile, reference: Values, cases: Sequence[Case]) ->
                 if is_other or is_unread or _is_correction(part, after):
                     wrong.add(pair)
         if wrong:
-            # What was fed before one of these is judged anew: the next value is another one now.
+            # Parts before a removed value are judged again, because the value after them has changed.
             decided -= {before for before, pair in pairwise(pairs) if pair in wrong}
             pairs = [pair for pair in pairs if pair not in wrong]
             parts = comparison.parts(pairs)

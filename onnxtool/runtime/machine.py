@@ -13,7 +13,7 @@ from pathlib import Path
 
 from onnxtool.version import __version__, installed
 
-# Of x86 and of ARM.
+# Prefixes of vector instructions on x86 and ARM.
 _VECTORS = ("amx", "avx", "fma", "asimd", "bf16", "i8mm", "smef", "smei", "sve")
 _PACKAGES = ("onnxruntime-gpu", "onnxruntime", "numpy", "tokenizers", "torch", "transformers")
 # Limit and usage of a container's memory, by versions 2 and 1 of control groups.

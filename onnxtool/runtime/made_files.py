@@ -55,7 +55,7 @@ def write_sizes(
         compiles: whether the provider compiles each result.
 
     Returns:
-        The file at the path of the model, and what was written.
+        The file at the path of the model, and a result for each size.
 
     Raises:
         VerificationError: outputs differ at a size.
@@ -102,7 +102,7 @@ def _write(model: ModelFile, path: Path, sizes: Sizes, cases: Sequence[Case]) ->
         path.write_bytes(to_proto(graph).SerializeToString(deterministic=True))
     else:
         write_inline(graph, path)
-    fixed, known = ModelFile.open(path), InputStamp.read(model)
+    fixed, known = ModelFile.open(path), InputStamp.read_from(model)
     if known is not None:
         fixed.stamp({INPUTS_KEY: InputStamp.of(fixed.structure.inputs, known.inputs, cases).json})
     return fixed, num_computing
@@ -190,8 +190,8 @@ def compile_file(model: ModelFile, provider: ExecutionProvider) -> tuple[ModelFi
         The file, and a note for the user.
 
     Raises:
-        SessionError: it cannot compile the whole graph.
-        VerificationError: what it has compiled gives other outputs.
+        SessionError: the provider cannot compile the whole graph.
+        VerificationError: the compiled file gives other outputs.
     """
     import onnxruntime as ort
 

@@ -46,7 +46,7 @@ class ExecutionProvider:
         options: the provider's own options.
         library: the plugin's library; empty for the installed package's.
         allow_fallback: whether nodes that it does not take may run on the CPU.
-        precision: what it multiplies float32 values in, `fp32` or `bf16`; it belongs to the file, not to the text.
+        precision: the precision of float32 products, `fp32` or `bf16`; a property of the file, not of the text.
     """
 
     name: str

@@ -234,7 +234,7 @@ class InputStamp:
         return stamp
 
     @classmethod
-    def read(cls, model: ModelFile) -> InputStamp | None:
+    def read_from(cls, model: ModelFile) -> InputStamp | None:
         """Read the stamp of a file; None if it has none, or if it describes the inputs behind a tokenizer.
 
         Raises:
@@ -307,7 +307,7 @@ class InputStamp:
         axes = {axis for info in inputs if info.name in self.names_of_ids for axis in info.shape[1:]}
         return {axis for axis in axes if isinstance(axis, str)}
 
-    def make(self, sizes: CaseSizes, inputs: Sequence[TensorInfo], seed: int) -> Case:
+    def make_case(self, sizes: CaseSizes, inputs: Sequence[TensorInfo], seed: int) -> Case:
         """Make random inputs of these sizes, in the dtypes of the graph."""
         content = {name: sizes.content_of(name) for name in sizes.content}
         feeds = make_feeds(inputs, self.inputs, sizes.shapes, content, seed=seed, given=sizes.given)

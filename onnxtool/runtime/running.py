@@ -1,7 +1,7 @@
 """A loaded model, and its runs: plain ones, and such that go on from one another.
 
 Sequences, optionals and maps are named arrays. Element `i` of the sequence `s` is `s[i]`, the keys and values of the
-map `m` are `m.keys` and `m.values`, and an optional is what it holds, or not there; an output also has `s.length`.
+map `m` are `m.keys` and `m.values`, and an optional is its element, or absent; an output also has `s.length`.
 """
 
 from __future__ import annotations

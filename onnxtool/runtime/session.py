@@ -353,7 +353,7 @@ def tolerance_of(model: ModelFile, provider: ExecutionProvider) -> Tolerance:
     own = SAME if provider.arithmetic == FP32 else TOLERANCES[provider.arithmetic]
     if not _QUANTIZED & set(model.structure.ops):
         return own
-    also = SAME_QUANTIZED  # what is not quantized may be in bfloat16 nevertheless
+    also = SAME_QUANTIZED  # layers that are not quantized may still run in bfloat16
     return replace(
         own, atol=max(own.atol, also.atol), rtol=max(own.rtol, also.rtol), cosine=min(own.cosine, also.cosine)
     )

@@ -26,7 +26,7 @@ def text_arrays(names: Sequence[str], texts: Sequence[Text]) -> dict[str, NDArra
     """Return the inputs of a graph that reads texts, or pairs of them if it has two names: string [N] each."""
     rows = ((text,) if isinstance(text, str) else text for text in texts)
     columns = zip(*rows, strict=True) if texts else [()] * len(names)
-    # Of one more element, so that numpy does not look into the strings.
+    # One extra element keeps numpy from inspecting the strings; it is cut off again.
     return {name: np.array([*column, None], dtype=object)[:-1] for name, column in zip(names, columns, strict=True)}
 
 

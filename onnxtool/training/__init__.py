@@ -5,6 +5,7 @@ The public names are imported on first use because they load PyTorch, and OrtTra
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from onnxtool.lazy import lazy_names
@@ -14,12 +15,11 @@ if TYPE_CHECKING:
     from onnxtool.training.trainer.ort_trainer import OrtTrainer as OrtTrainer
     from onnxtool.training.trainer.ort_trainer import create_model_with_loss as create_model_with_loss
 
-_MODULES = {
-    "ModuleWithLoss": "onnxtool.training.trainer.module_with_loss",
-    "OrtTrainer": "onnxtool.training.trainer.ort_trainer",
-    "create_model_with_loss": "onnxtool.training.trainer.ort_trainer",
+_NAMES = {
+    "onnxtool.training.trainer.module_with_loss": ("ModuleWithLoss",),
+    "onnxtool.training.trainer.ort_trainer": ("OrtTrainer", "create_model_with_loss"),
 }
 
-__all__ = [*_MODULES]
+__all__ = [*chain(*_NAMES.values())]
 
-__getattr__ = lazy_names(__name__, _MODULES)
+__getattr__ = lazy_names(__name__, _NAMES)

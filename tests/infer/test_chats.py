@@ -42,7 +42,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Chats:
 
 def words(chats: Chats, text: str | tuple[str, str], prompt: str = "", long: LongTexts = CUT) -> str:
     """Return the tokens of a text."""
-    ((window,),) = chats.read([text], prompt, LIMIT, long)
+    ((window,),) = chats.tokenize([text], prompt, LIMIT, long)
     return " ".join(WORDS[token] for token in window.ids)
 
 

@@ -210,7 +210,7 @@ def _reranker(case: Case, folder: Path, model: Any) -> Iterator[str]:
     for prompt in (None, *case.prompts):
         expected = np.asarray(theirs.predict(pairs, prompt_name=prompt))
         expected = expected.reshape(len(pairs), -1)
-        ours = np.stack(model.head.read(model.run(model.tokenize(pairs, prompt=prompt)))).astype(np.float32)
+        ours = np.stack(model.head.read_outputs(model.run(model.tokenize(pairs, prompt=prompt)))).astype(np.float32)
         difference = _difference(ours, expected)
         yield _expect(difference, str(prompt), "scores within", is_good=difference <= TOLERANCE)
 

@@ -67,7 +67,7 @@ _OF_PICTURES: dict[str, Any] = {
 
 
 def _made(described: InputStamp, inputs: list[TensorInfo]) -> Case:
-    return described.make(described.cases[0], inputs, 0)
+    return described.make_case(described.cases[0], inputs, 0)
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -108,7 +108,7 @@ def test_what_is_stamped_is_read_back(tmp_path: Path) -> None:
     described = InputStamp.of(inputs, {"pixel_values": Recipe(NORMAL)}, [case, case])
     assert len(described.cases) == 1
     stamp(path, {INPUTS_KEY: described.json})
-    assert InputStamp.read(ModelFile.open(path)) == described
+    assert InputStamp.read_from(ModelFile.open(path)) == described
 
 
 def test_sizes_of_pictures_are_given_as_they_are() -> None:
@@ -121,7 +121,7 @@ def test_sizes_of_pictures_are_given_as_they_are() -> None:
     kinds = {"pixel_values": Recipe(NORMAL), "spatial_shapes": Recipe(GIVEN)}
     described = InputStamp.of(inputs, kinds, [Case("", feeds, None)])
     np.testing.assert_array_equal(_made(described, inputs).feeds["spatial_shapes"], feeds["spatial_shapes"])
-    sized = described.make(described.resized(inputs, 3, 1), inputs, 0).feeds
+    sized = described.make_case(described.resized(inputs, 3, 1), inputs, 0).feeds
     assert sized["spatial_shapes"].tolist() == [[2, 3], [3, 2], [2, 3]]
     assert sized["pixel_values"].shape == (3, 6, 4)
 
@@ -145,7 +145,7 @@ def test_texts_of_a_benchmark_have_the_length_that_is_asked_for() -> None:
     """Without padding, and with the token that ends a text."""
     described = InputStamp.of(_TEXT, _KINDS, [_ragged(left=False)])
     assert described.fixed_length(_TEXT) is None
-    feeds = described.make(described.resized(_TEXT, 2, 11), _TEXT, 0).feeds
+    feeds = described.make_case(described.resized(_TEXT, 2, 11), _TEXT, 0).feeds
     assert feeds["attention_mask"].shape == (2, 11)
     assert feeds["attention_mask"].all()
     assert (feeds["input_ids"][:, -1] == _END).all()

@@ -52,7 +52,7 @@ _REFUSED: Mapping[str, tuple[Json, ...]] = {
     "max_time": (None,),
     "token_healing": (None, False),
 }
-# Numbers that size what is computed: transformers makes as many slices of a text as an n-gram has tokens.
+# Bounds of numbers that determine the work: transformers slices a text once for each token of an n-gram.
 _LONGEST = 2**31 - 1
 _BOUNDS = {
     **dict.fromkeys(("max_length", "max_new_tokens"), (1, _LONGEST)),

@@ -33,7 +33,7 @@ class OutputShapes(AnswerHead[dict[str, tuple[int, ...]]]):
     kind = "shapes"
     takes_pairs = True
 
-    def read(self, batch: Batch) -> list[dict[str, tuple[int, ...]]]:
+    def read_outputs(self, batch: Batch) -> list[dict[str, tuple[int, ...]]]:
         """Return the output shapes for each text by itself, without padding."""
         size = batch.mask.shape
         readings = []

@@ -357,7 +357,7 @@ class AnswerHead(Head, Generic[Reading]):
     """A head that answers each text independently."""
 
     @abstractmethod
-    def read(self, batch: Batch) -> list[Reading]:
+    def read_outputs(self, batch: Batch) -> list[Reading]:
         """Extract a reading for each of B texts, or windows of texts, from the outputs."""
 
     def join(self, readings: Sequence[Reading], windows: Sequence[EncodedText]) -> Reading:

@@ -85,7 +85,7 @@ class Labels(AnswerHead[Floats]):
         """
         return cls(LabelNames.of(folder), _function_of(folder, is_single=False))
 
-    def read(self, batch: Batch) -> list[Floats]:
+    def read_outputs(self, batch: Batch) -> list[Floats]:
         """Return the score of each label."""
         logits = batch.output(2, "logits")
         if logits.shape[1] == 1:
@@ -117,7 +117,7 @@ class Scores(AnswerHead[Floats]):
         """Read the activation of the checkpoint; see `score_function`."""
         return cls(LabelNames.of(folder)[0], _function_of(folder, is_single=True, ranks=ranks))
 
-    def read(self, batch: Batch) -> list[Floats]:
+    def read_outputs(self, batch: Batch) -> list[Floats]:
         """Return the score of each text or pair."""
         logits = batch.output(2, "logits")
         if logits.shape[1] != 1:

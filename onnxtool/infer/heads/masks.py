@@ -45,7 +45,7 @@ class Masks(AnswerHead[NDArray[np.float64]]):
             raise InputError("this model fills in masks, and its tokenizer has no mask token", "pass --model_name")
         return cls(tokenizer, mask_id, not folder.sentence_modules.modules)
 
-    def read(self, batch: Batch) -> list[NDArray[np.float64]]:
+    def read_outputs(self, batch: Batch) -> list[NDArray[np.float64]]:
         """Return the probabilities at every mask, in text order."""
         logits = batch.output(3, "logits")
         return [
@@ -80,7 +80,7 @@ class NextTokens(AnswerHead[NDArray[np.float64]]):
 
     tokenizer: TextTokenizer
 
-    def read(self, batch: Batch) -> list[NDArray[np.float64]]:
+    def read_outputs(self, batch: Batch) -> list[NDArray[np.float64]]:
         """Return the probabilities at the last token of each text."""
         logits = batch.output(3, "logits")
         last = batch.mask.shape[1] - 1 - batch.mask[:, ::-1].argmax(axis=1)

@@ -63,7 +63,7 @@ class Entities(AnswerHead[list[TaggedToken]]):
     def _marks_entities(self) -> bool:
         return any(_prefix(name) or name == _OUTSIDE for name in self.names.names.values())
 
-    def read(self, batch: Batch) -> list[list[TaggedToken]]:
+    def read_outputs(self, batch: Batch) -> list[list[TaggedToken]]:
         """Return the label of each token, without tokens added by the tokenizer."""
         readings = []
         for row, valid, text in zip(batch.output(3, "logits"), batch.mask, batch.texts, strict=True):
@@ -174,7 +174,7 @@ class AnswerSpans(AnswerHead[list[FoundSpan]]):
     needs_pairs = True
     splits_long_texts = True
 
-    def read(self, batch: Batch) -> list[list[FoundSpan]]:
+    def read_outputs(self, batch: Batch) -> list[list[FoundSpan]]:
         """Return the best spans of each text, best first; none if it has no tokens."""
         starts, ends = batch.output(2, START), batch.outputs[END]
         return [
