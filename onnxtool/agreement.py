@@ -146,11 +146,11 @@ class VerifyOptions(ProviderOptions):
             if self.consumer is None and getattr(self, name) is not None:
                 raise OptionError(f"--{name} is for --consumer, which was not passed", "leave it out")
 
-    def _refuse_others(self, what: str, used: Collection[str]) -> None:
+    def _refuse_others(self, purpose: str, used: Collection[str]) -> None:
         """Refuse options that have no effect."""
-        others = [option.name for option in fields(self) if option.name not in used]
-        if given := [name for name in others if getattr(self, name) != getattr(type(self), name)]:
-            raise OptionError(f"--{given[0]} has no effect on {what}", "leave it out")
+        names = [option.name for option in fields(self) if option.name not in used]
+        if changed := [name for name in names if getattr(self, name) != getattr(type(self), name)]:
+            raise OptionError(f"--{changed[0]} has no effect on {purpose}", "leave it out")
 
     @property
     def tolerance(self) -> Tolerance:
@@ -277,9 +277,9 @@ def _compare_with_checkpoint(file: ModelFile, reference: str, options: VerifyOpt
     from onnxtool.runtime.input_cases import input_cases
 
     if options.provider != "cpu" or options.given.shapes:
-        what = "--input_shape" if options.given.shapes else f"--provider {options.provider}"
+        option = "--input_shape" if options.given.shapes else f"--provider {options.provider}"
         raise OptionError(
-            f"{what} is for two files, and {reference} is a checkpoint, or no file at all",
+            f"{option} is for two files, and {reference} is a checkpoint, or no file at all",
             "leave it out, or pass an ONNX file to compare with",
         )
     samples = input_cases(file, given=options.given) if options.given.samples else ()
@@ -304,7 +304,7 @@ def _export_options(reference: str, options: VerifyOptions) -> ExportOptions:
 def _require_same_signature(file: ModelFile, source: ModelFile) -> None:
     """Refuse files that cannot run on the same inputs, or whose outputs cannot be compared."""
     for kind in ("inputs", "outputs"):
-        names, wanted = ({info.name for info in getattr(one.structure, kind)} for one in (file, source))
+        names, wanted = ({info.name for info in getattr(model.structure, kind)} for model in (file, source))
         if names != wanted if kind == "inputs" else not wanted <= names:
             raise InputError(
                 f"{file.path} has the {kind} {', '.join(sorted(names))}, and {source.path} has "
@@ -340,11 +340,11 @@ def compare_layers(model: StrPath, reference: StrPath, options: VerifyOptions = 
             _require_same_signature(file, source)
         else:
             source = None
-        usual, left = _layer_cases(source or file, options)
-        report, has_left = _find_layer(file, source, os.fspath(reference), options, (usual, left))
+        usual, padded_left = _layer_cases(source or file, options)
+        report, has_left = _find_layer(file, source, os.fspath(reference), options, (usual, padded_left))
         # With padding on the left, parts that read it, such as the state of the first token, differ by rounding.
-        if report.passed and left and not has_left:
-            other, _ = _find_layer(file, source, os.fspath(reference), options, (left, []))
+        if report.passed and padded_left and not has_left:
+            other, _ = _find_layer(file, source, os.fspath(reference), options, (padded_left, []))
             report = other if other.parts[-1].error > _MORE * max(report.parts[-1].error, _SURE) else report
     return replace(report, model=os.fspath(model))
 
@@ -380,7 +380,7 @@ def _find_layer(
     source: ModelFile | None,
     reference: str,
     options: VerifyOptions,
-    given: tuple[Sequence[Case], Sequence[Case]],
+    groups: tuple[Sequence[Case], Sequence[Case]],
 ) -> tuple[LayerReport, bool]:
     """Compare the layers on inputs, and on others if the reference gives a text the same alone as among them.
 
@@ -389,7 +389,7 @@ def _find_layer(
     """
     from onnxtool.runtime.layers import Values, measure_layers, output_errors, record, run_outputs
 
-    cases = [*given[0], *given[1]]
+    cases = [*groups[0], *groups[1]]
     outputs, values = run_outputs(file, cases), Values((), (), (), (), (), "")
     if source is None:
         from onnxtool.export.verification import record_modules
@@ -400,26 +400,26 @@ def _find_layer(
         raise InputError(f"{file.path} and {reference} have no outputs of floats in common", "leave --layers out")
     end = max(errors, key=lambda name: errors[name])
     values = record(source, cases, end) if source is not None else values._replace(end=end)
-    kept = [number for number, stays in enumerate(values.stays) if stays or number < len(given[0])]
+    kept = [number for number, stays in enumerate(values.stays) if stays or number < len(groups[0])]
     cases = [cases[number] for number in kept]
     parts = measure_layers(file, values.only(kept), cases)
     differing = [part for part in parts if part.differs]
     if differing:
-        one = differing[0]
-        alone = f"it differs by {one.own_error:.2g} alone, where {one.precision} explains {one.bound:.2g}"
-        if one.own_error <= one.bound:
-            alone = f"a text moves by {one.batch_error:.2g} with the batch that it is in"
-        others = f"{len(differing)} of {len(parts)} parts differ"
-        rest = others if len(differing) > 1 else f"no other of {len(parts)} parts does"
-        reason = f"{alone}; {rest}"
+        worst = differing[0]
+        alone = f"it differs by {worst.own_error:.2g} alone, where {worst.precision} explains {worst.bound:.2g}"
+        if worst.own_error <= worst.bound:
+            alone = f"a text moves by {worst.batch_error:.2g} with the batch that it is in"
+        count = f"{len(differing)} of {len(parts)} parts differ"
+        more = count if len(differing) > 1 else f"no other of {len(parts)} parts does"
+        reason = f"{alone}; {more}"
     else:
-        one = max(parts, key=lambda part: part.own_error / part.bound)
+        worst = max(parts, key=lambda part: part.own_error / part.bound)
         reason = (
-            f"none of {len(parts)} parts differs by more than its precision explains: at most {one.own_error:.2g} "
-            f"alone ({one.scope}, where {one.precision} explains {one.bound:.2g}), and all together "
+            f"none of {len(parts)} parts differs by more than its precision explains: at most {worst.own_error:.2g} "
+            f"alone ({worst.scope}, where {worst.precision} explains {worst.bound:.2g}), and all together "
             f"{parts[-1].error:.2g}"
         )
     first = differing[0].scope if differing else None
     described = tuple(case.description for case in cases)
     report = LayerReport(str(file.path), reference, described, values.source, end, parts, first, reason)
-    return report, len(cases) > len(given[0])
+    return report, len(cases) > len(groups[0])

@@ -41,8 +41,8 @@ def bounded(message: str) -> str:
     for separator in ("\n", "; ", ", "):
         parts = message.split(separator)
         if len(message) > _LONGEST_MESSAGE and len(parts) > 3 * _FEW:
-            left = f"… {len(parts) - 2 * _FEW} more …"
-            message = separator.join([*parts[:_FEW], left, *parts[-_FEW:]])
+            omitted = f"… {len(parts) - 2 * _FEW} more …"
+            message = separator.join([*parts[:_FEW], omitted, *parts[-_FEW:]])
     return shorten(message, _LONGEST_MESSAGE)
 
 

@@ -462,7 +462,7 @@ def _called(kind: Any, *, many: bool = False) -> str:
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated or origin in (UnionType, Union):
         parts = args[:1] if origin is Annotated else [argument for argument in args if argument is not NoneType]
-        return " or ".join(dict.fromkeys(_called(one, many=many) for one in parts))
+        return " or ".join(dict.fromkeys(_called(part, many=many) for part in parts))
     if origin is tuple and args[-1] is not ...:
         items = " and ".join(dict.fromkeys(_called(argument, many=True) for argument in args))
         return f"{'pairs' if many else 'a pair'} of {items}"

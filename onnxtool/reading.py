@@ -253,8 +253,8 @@ def written_lines(path: Path) -> Iterator[bytes]:
 def _require_shallow(value: Any) -> None:
     level = [value]
     for _ in range(MOST_DEPTH):
-        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
-        level = [one for several in inside for one in several if isinstance(one, dict | list)]
+        inside = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [item for several in inside for item in several if isinstance(item, dict | list)]
         if not level:
             return
     raise _too_deep()

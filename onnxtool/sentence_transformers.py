@@ -78,7 +78,7 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
         super().__init__()
         self.path, self.config, self.provider, self.threads = path, config, provider, threads
         self.is_causal = is_causal
-        self._files = {one: _state_of(one) for one in [path, *(path.parent / name for name in _locations(path))]}
+        self._files = {file: _state_of(file) for file in [path, *(path.parent / name for name in _locations(path))]}
         self._session: Session = open_session(path, provider=provider, threads=threads)
         require_named_inputs(self._session.model)
 
@@ -158,8 +158,8 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
                     "save to another folder",
                 )
             self.config.save_pretrained(folder)
-            others = self._session.model.files[1:]
-            copies = {path.relative_to(self.path.parent).as_posix(): path for path in others}
+            data_files = self._session.model.files[1:]
+            copies = {path.relative_to(self.path.parent).as_posix(): path for path in data_files}
             copies[_FILE] = self.path  # last, because it refers to the others
             for name, source in copies.items():
                 copy = target / name
@@ -279,11 +279,11 @@ def _find_file(model_name_or_path: str, arguments: Mapping[str, Any]) -> Path:
     """Find the ONNX file in the folder `onnx` of a checkpoint, or next to its other files."""
     file_name = str(arguments.get("file_name", _FILE))
     names = [file_name] if "/" in file_name else [f"{_FOLDER}/{file_name}", file_name]
-    given = {**arguments, "cache_folder": arguments.get("cache_dir")}
-    where = {name: given[name] for name in _WHERE if name in given}
+    named = {**arguments, "cache_folder": arguments.get("cache_dir")}
+    where = {name: named[name] for name in _WHERE if name in named}
     for name in names:
-        found = modules.Transformer.load_file_path(model_name_or_path, name, **where)
-        if found is not None:
+        located = modules.Transformer.load_file_path(model_name_or_path, name, **where)
+        if located is not None:
             break
     else:
         raise _MissingFileError(
@@ -291,7 +291,7 @@ def _find_file(model_name_or_path: str, arguments: Mapping[str, Any]) -> Path:
             'name the file with model_kwargs={"file_name": ...}, or export the checkpoint with '
             "`onnxtool export --target sentence-transformers`",
         )
-    path = Path(found).absolute()
+    path = Path(located).absolute()
     if not Path(model_name_or_path).is_dir():  # the hub downloads one file at a time
         for location in _locations(path):
             with suppress(ValueError):  # a link to elsewhere, which the session refuses by name

@@ -186,11 +186,11 @@ def test_an_array_that_lies_about_its_size_gets_no_memory(tmp_path: Path, shape:
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("x.npy", array_of(shape))
     with pytest.raises(InputError, match="a.npz cannot be read as .npz"):
-        input_cases._read(archive)
+        input_cases._load_arrays(archive)
     archive.unlink()
     os.mkfifo(archive)
     with pytest.raises(InputError, match="it is no regular file"):
-        input_cases._read(archive)
+        input_cases._load_arrays(archive)
 
 
 # Calls by which a library or Python reads a file; `open` stands for one to read, and the two of Path have no argument.

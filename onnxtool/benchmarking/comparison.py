@@ -237,12 +237,12 @@ class OutputDifference:
 def compare_outputs(model: Runner, other: ComparedModel, workload: Workload) -> OutputDifference:
     """Run both on the first batch, and measure the differences of their outputs on real tokens."""
     feeds, mask = workload.batches[0], workload.masks[0]
-    own, others = model.outputs(feeds), other.runner.outputs(feeds)
-    pairs = [(name, name, array) for name, array in others.items() if name in own]
+    own, other_outputs = model.outputs(feeds), other.runner.outputs(feeds)
+    pairs = [(name, name, array) for name, array in other_outputs.items() if name in own]
     if not pairs and other.kind == "pytorch":
-        pairs = _with_heads(own, others, mask, other.folder)
-    if not pairs and len(own) == len(others) == 1:
-        (first,), ((second, array),) = own, others.items()
+        pairs = _with_heads(own, other_outputs, mask, other.folder)
+    if not pairs and len(own) == len(other_outputs) == 1:
+        (first,), ((second, array),) = own, other_outputs.items()
         pairs = [(first, second, array)] if own[first].shape == array.shape else []
     # An error or a cosine is meaningless for codes and bits of a vector.
     pairs = [pair for pair in pairs if not {own[pair[0]].dtype.kind, pair[2].dtype.kind} & {"i", "u"}]

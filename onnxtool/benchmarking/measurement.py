@@ -180,7 +180,7 @@ class _ShapeTimer:
         if self.other is not None:
             self.differences.append(compare_outputs(self.runner, self.other, workload))
         runners = [self.runner] if self.other is None else [self.runner, self.other.runner]
-        runs = InterleavedRuns([[one.prepare(feeds) for feeds in workload.batches] for one in runners])
+        runs = InterleavedRuns([[runner.prepare(feeds) for feeds in workload.batches] for runner in runners])
         runs.warm_up(self.options.warmup)
         has_own_peak = self.other is None and reset_peak_rss()
         runs.take(RoundLimits(*self.options.stop_after))

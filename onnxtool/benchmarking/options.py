@@ -120,13 +120,13 @@ class BenchmarkOptions(ProviderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        texts = several(self.texts)
-        object.__setattr__(self, "texts", tuple(one if isinstance(one, TextInput) else TextInput(one) for one in texts))
+        inputs = (text if isinstance(text, TextInput) else TextInput(text) for text in several(self.texts))
+        object.__setattr__(self, "texts", tuple(inputs))
         for name in ("batch_sizes", "sequence_lengths"):
             if not getattr(self, name):
                 raise OptionError(f"{name} is empty", "pass at least one")
-            if twice := [one for one, count in Counter(getattr(self, name)).items() if count > 1]:
-                raise OptionError(f"{name} has {twice[0]} more than once", "pass each number once")
+            if repeated := [item for item, count in Counter(getattr(self, name)).items() if count > 1]:
+                raise OptionError(f"{name} has {repeated[0]} more than once", "pass each number once")
         if self.given != NO_INPUTS and self.texts:
             raise OptionError(
                 "texts are timed with the inputs that they become", "leave --sample_inputs and --input_shape out"

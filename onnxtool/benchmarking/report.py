@@ -376,10 +376,10 @@ def _leads(path: Sequence[str], kind: Any) -> bool:
         return bool(path) and _leads(path[1:], get_type_hints(kind).get(path[0]))
     of = get_args(kind)
     if get_origin(kind) in (list, tuple):
-        return bool(path) and path[0].isdecimal() and any(_leads(path[1:], one) for one in of)
+        return bool(path) and path[0].isdecimal() and any(_leads(path[1:], part) for part in of)
     if get_origin(kind) is dict:
         return bool(path)
-    return any(_leads(path, one) for one in of) if of else kind in (int, float) and not path
+    return any(_leads(path, part) for part in of) if of else kind in (int, float) and not path
 
 
 def split_gate(gate: Gate, shapes: Sequence[str]) -> tuple[str, Gate]:

@@ -52,7 +52,7 @@ def median_interval(blocks: Sequence[Floats]) -> tuple[float, float]:
     It is taken over the medians of the blocks; over single runs if there are few blocks.
     """
     runs = np.concatenate(blocks)
-    return interval_of_median([float(np.median(one)) for one in (blocks if len(blocks) >= _FEWEST_BLOCKS else runs)])
+    return interval_of_median([float(np.median(part)) for part in (blocks if len(blocks) >= _FEWEST_BLOCKS else runs)])
 
 
 def shape_warnings(samples: Floats, p50_interval_ms: tuple[float, float], *, is_repeated: bool) -> Iterator[str]:
@@ -125,13 +125,13 @@ class RoundLimits:
     duration_s: float
 
 
-def _block_end(limits: RoundLimits, left: RoundLimits) -> BlockEnd:
+def _block_end(limits: RoundLimits, remaining: RoundLimits) -> BlockEnd:
     """Return what ends the first block of a round: the limits of a shape, and what is left of them."""
-    most = min(left.runs, max(_RUNS_OF_BLOCK, limits.runs / _BLOCKS))
+    most = min(remaining.runs, max(_RUNS_OF_BLOCK, limits.runs / _BLOCKS))
     usual_s = limits.duration_s / _BLOCKS
 
     def is_done(runs: int, seconds: float) -> bool:
-        return runs >= most or seconds >= left.duration_s or (runs >= _RUNS_OF_BLOCK and seconds >= usual_s)
+        return runs >= most or seconds >= remaining.duration_s or (runs >= _RUNS_OF_BLOCK and seconds >= usual_s)
 
     return is_done
 
@@ -167,10 +167,10 @@ class InterleavedRuns:
         end = time.perf_counter() + limits.duration_s * len(self.models)
         num_runs = 0
         while True:
-            first, *others = range(len(self.models)) if self._num_rounds % 2 == 0 else reversed(range(len(self.models)))
-            left = RoundLimits(limits.runs - num_runs, max(0.0, end - time.perf_counter()))
-            count = self._take_block(first, _block_end(limits, left))
-            for which in others:  # as many runs, so that all run the same inputs
+            first, *later = range(len(self.models)) if self._num_rounds % 2 == 0 else reversed(range(len(self.models)))
+            remaining = RoundLimits(limits.runs - num_runs, max(0.0, end - time.perf_counter()))
+            count = self._take_block(first, _block_end(limits, remaining))
+            for which in later:  # as many runs, so that all run the same inputs
                 self._take_block(which, _after(count))
             self._num_rounds += 1
             num_runs += count

@@ -192,7 +192,7 @@ def settings_of(command: str, path: Path | None = None) -> dict[str, RawSetting]
     settings: dict[str, RawSetting] = {}
     nearest: Path | None = None
     for file in _find_files() if path is None else [path]:
-        table = _read(file).get(command)
+        table = _read_tables(file).get(command)
         if table is not None and nearest in (None, file.parent):
             nearest, settings = file.parent, table | settings
     if path is not None and nearest is None:
@@ -219,7 +219,7 @@ def _prefix(path: Path) -> str:
     return "tool.onnxtool." if path.name == PROJECT_FILE else ""
 
 
-def _read(path: Path) -> dict[str, dict[str, RawSetting]]:
+def _read_tables(path: Path) -> dict[str, dict[str, RawSetting]]:
     """Return the settings in a file by command; none for a pyproject.toml without any."""
     try:
         note_input(path)

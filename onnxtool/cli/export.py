@@ -76,14 +76,7 @@ def command(
     optimized = second = None
     with progress(quiet=quiet):
         exported = replace(options, sizes=()) if optimize else options
-        variants: Sequence[Variant] = ()
-        if options.precisions:
-            from onnxtool.release.variants import export_variants
-
-            exported_set = export_variants(options)
-            report, variants = exported_set.export, exported_set.variants
-        else:
-            report = export_model(exported)
+        report, variants = _export_all(options) if options.precisions else (export_model(exported), ())
         if optimize:
             optimized, second = _optimize(report, options)
     blocks = export_blocks(report)
@@ -109,6 +102,13 @@ def command(
             blocks += [Heading("The other encoder"), *optimize_blocks(second, stats=stats)]
     last = optimized or report
     emit(document, [*blocks, verdict(last.verification, last.output)], format_name)
+
+
+def _export_all(options: ExportOptions) -> tuple[ExportReport, tuple[Variant, ...]]:
+    from onnxtool.release.variants import export_variants
+
+    exported = export_variants(options)
+    return exported.export, exported.variants
 
 
 def _optimize(report: ExportReport, options: ExportOptions) -> tuple[OptimizeReport, OptimizeReport | None]:

@@ -171,13 +171,13 @@ def _compare(
         return _compare_items(model, base, after, before)
     here, there = anchors
     new, old = after[here], before[there]
-    left = _compare(model, base, after[:here], before[:there])
+    leading = _compare(model, base, after[:here], before[:there])
     if model.key(new, exact=True) == base.key(old, exact=True):
         pair = model.box(new, "", 0, after)
     else:
-        boxes, others = _sides(model, base, new.items, old.items)
-        pair = Box(title=_title(new), boxes=boxes, base=others, base_title=_title(old))
-    return [*left, pair, *_compare(model, base, after[here + 1 :], before[there + 1 :])]
+        boxes, base_boxes = _sides(model, base, new.items, old.items)
+        pair = Box(title=_title(new), boxes=boxes, base=base_boxes, base_title=_title(old))
+    return [*leading, pair, *_compare(model, base, after[here + 1 :], before[there + 1 :])]
 
 
 def _anchor(graph: _DrawnGraph, blocks: Sequence[RepeatedBlock]) -> int:
@@ -221,8 +221,8 @@ def _compare_items(
             boxes += base.boxes(before[i:j], "removed") + model.boxes(after[k:m], "added")
     for graph, blocks in ((base, before), (model, after)):
         if len(blocks) > _MAX_BOXES:
-            rest = sum(block.end - block.start for block in blocks[_MAX_BOXES:])
-            boxes.append(Box(note=f"{graph.stats.path} has {rest:,} more nodes here, which are not compared"))
+            num_nodes = sum(block.end - block.start for block in blocks[_MAX_BOXES:])
+            boxes.append(Box(note=f"{graph.stats.path} has {num_nodes:,} more nodes here, which are not compared"))
     return boxes
 
 

@@ -378,13 +378,13 @@ def _ranking_blocks(report: InferReport) -> list[Block]:
         for rank, place in enumerate(ranking.order, start=1):
             answer = report.answers[place]
             score = f"{answer.candidates[0].score:.4f}"
-            rows.append((str(rank), score, *_read(report, answer)))
+            rows.append((str(rank), score, *_cells(report, answer)))
         blocks.append(Table(("rank", "score", *_columns(report)), rows, frozenset({"rank", "score"})))
     return blocks
 
 
 def _similarity_blocks(report: InferReport) -> list[Block]:
-    rows = [(str(number), *_read(report, answer)) for number, answer in enumerate(report.answers, start=1)]
+    rows = [(str(number), *_cells(report, answer)) for number, answer in enumerate(report.answers, start=1)]
     title = "Images" if _is_of_pictures(report) else "Texts"
     blocks: list[Block] = [Heading(title), Table(("#", *_columns(report)), rows, frozenset({"#", "tokens"}))]
     if len(rows) <= _MAX_MATRIX:
@@ -426,7 +426,7 @@ def _columns(report: InferReport) -> tuple[str, ...]:
     return ("image",) if _is_of_pictures(report) else ("tokens", "text")
 
 
-def _read(report: InferReport, answer: TextAnswer) -> tuple[str, ...]:
+def _cells(report: InferReport, answer: TextAnswer) -> tuple[str, ...]:
     """Return the cells of these columns."""
     if _is_of_pictures(report):
         return (_label(answer),)

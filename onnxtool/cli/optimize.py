@@ -230,8 +230,8 @@ def _vocabulary(cut: VocabularyCut | None) -> list[Block]:
         ("File before optimization", f"{cut.size_bytes_before:,} -> {cut.size_bytes:,} bytes"),
     ]
     if cut.num_run:
-        others = f", others within {cut.largest_difference:.2g}" if cut.num_equal < cut.num_run else ""
-        facts.append(("Outputs", f"{cut.num_equal:,} of {cut.num_run:,} texts equal the input's bit by bit{others}"))
+        suffix = f", others within {cut.largest_difference:.2g}" if cut.num_equal < cut.num_run else ""
+        facts.append(("Outputs", f"{cut.num_equal:,} of {cut.num_run:,} texts equal the input's bit by bit{suffix}"))
     if cut.num_held_out:
         share = (
             f"{cut.num_changed:,} of {cut.num_held_out:,} ({cut.num_changed / cut.num_held_out:.1%}) get other tokens"

@@ -341,9 +341,9 @@ class Result(NamedTuple):
     format_name: str
     quiet: bool
 
-    def check(self, *others: Path | None) -> None:
+    def check(self, *paths: Path | None) -> None:
         """Refuse the output, and other files, that cannot be written."""
-        for path in (self.output, *others):
+        for path in (self.output, *paths):
             if path is not None:
                 check_writable(path, force=self.force)
 
@@ -407,11 +407,11 @@ def result_options(formats: Sequence[str] = FORMATS, more: str = "") -> Callable
     def decorate(command: Command) -> Command:
         @wraps(command)
         def with_result(
-            *arguments: Any, output: Path | None, force: bool, format_name: str, quiet: bool, **others: Any
+            *arguments: Any, output: Path | None, force: bool, format_name: str, quiet: bool, **values: Any
         ) -> Any:
             destination = None if output == STDOUT else output
             chosen = format_of(destination, format_name, formats)
-            return command(*arguments, result=Result(destination, force, chosen, quiet), **others)
+            return command(*arguments, result=Result(destination, force, chosen, quiet), **values)
 
         output_option = click.option(
             "--output",

@@ -114,9 +114,9 @@ class Lines:
 
 def clock(seconds: float) -> str:
     """Write a duration as hours, minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}"
 
 
 def _name(stage: str) -> str:

@@ -94,13 +94,13 @@ def names_of(changes: MappingDelta) -> list[str]:
 def counts_of(changes: MappingDelta) -> str:
     """Write the numbers of changes: `1 added, 2 removed, 3 changed`; empty if nothing differs."""
     counts = {"added": changes.added, "removed": changes.removed, "changed": changes.changed}
-    return ", ".join(f"{len(entries)} {what}" for what, entries in counts.items() if entries)
+    return ", ".join(f"{len(entries)} {verb}" for verb, entries in counts.items() if entries)
 
 
 def initializers_of(delta: StatsDelta) -> str:
     """Write how the initializers differ; empty if all are the same."""
     more = {"renamed": len(delta.renamed), "not compared by their data": delta.num_not_hashed}
-    return ", ".join(filter(None, [counts_of(delta.weights), *(f"{n} {what}" for what, n in more.items() if n)]))
+    return ", ".join(filter(None, [counts_of(delta.weights), *(f"{n} {label}" for label, n in more.items() if n)]))
 
 
 def initializer_row(model: Stats, base: Stats, delta: StatsDelta) -> Row:
@@ -173,15 +173,15 @@ def edge_rows(edges: Edges) -> list[tuple[str, str, str, str]]:
 def interface_notes(base: Stats, model: Stats, inputs: MappingDelta, outputs: MappingDelta) -> list[str]:
     """Return what callers of the base must know about the model's inputs and outputs."""
     notes = []
-    for what, changes, before, after in (
+    for kind, changes, before, after in (
         ("inputs", inputs, base.inputs, model.inputs),
         ("outputs", outputs, base.outputs, model.outputs),
     ):
         if changes:
             counts = f"{len(changes.added)} added, {len(changes.removed)} removed, {len(changes.changed)} changed"
-            notes.append(f"the {what} differ ({counts}); what feeds or reads the base may not fit this model")
+            notes.append(f"the {kind} differ ({counts}); what feeds or reads the base may not fit this model")
         elif [tensor.name for tensor in before] != [tensor.name for tensor in after]:
-            notes.append(f"the {what} are in another order; what addresses them by position may not fit this model")
+            notes.append(f"the {kind} are in another order; what addresses them by position may not fit this model")
     return notes
 
 

@@ -189,8 +189,8 @@ def _require_own(options: VerifyOptions) -> None:
     if not target.runner:
         raise OptionError(
             f"{target.title} is no package that can be called from here (--consumer)",
-            f"take one of {', '.join(one.name for one in TARGETS.values() if one.runner)}; the export has called the "
-            f"graph as {target.title} does",
+            f"take one of {', '.join(known.name for known in TARGETS.values() if known.runner)}; the export has called "
+            f"the graph as {target.title} does",
         )
     own = {"consumer", "interpreter", "max_error", "revision", "trust_remote_code", "allow_pickle"}
     defaults = VerifyOptions()
@@ -337,16 +337,16 @@ def _compared(
     if len(answer.get("rows", expected)) != len(expected):
         reason = f"{len(answer['rows'])} answers to {len(expected)} texts"
     elif "rows" in answer:
-        found = [_as_rows(row, len(one)) for row, one in zip(answer["rows"], expected, strict=True)]
+        actual = [_as_rows(row, len(reference)) for row, reference in zip(answer["rows"], expected, strict=True)]
         if specification.usage.kind == INFERENCE_FREE:  # consumers leave the weights of special tokens out, or do not
-            found, expected = ([_without(row, specification) for row in rows] for rows in (found, expected))
+            actual, expected = ([_without(row, specification) for row in rows] for rows in (actual, expected))
         sizes = [
-            (one.shape, other.shape) for one, other in zip(found, expected, strict=True) if one.shape != other.shape
+            (row.shape, wanted.shape) for row, wanted in zip(actual, expected, strict=True) if row.shape != wanted.shape
         ]
         if sizes:
             reason = f"{len(sizes)} texts have answers {list(sizes[0][0])}, and {list(sizes[0][1])} in PyTorch"
         else:
-            error = _error(found, expected, specification)
+            error = _error(actual, expected, specification)
     passed = error is not None and error <= bound
     ms = answer["seconds"] * 1000 / len(expected) if "seconds" in answer else None
     return ConsumerResult(call["file"], precision, call["batch_size"], call["role"], error, bound, passed, ms, reason)
@@ -381,6 +381,6 @@ def _error(actual: Rows, expected: Rows, specification: TargetSpecification) -> 
     if specification.usage.kind == DENSE and not specification.scales:
         lengths = np.array([np.linalg.norm(row) for row in actual])
         if np.abs(lengths - 1).max() < _SCALED:  # several consumers scale all vectors; their notes say so
-            pairs = [(row, other / np.linalg.norm(other)) for row, other in pairs]
-    rows = [(a, b) for one, other in pairs for a, b in zip(np.atleast_2d(one), np.atleast_2d(other), strict=True)]
+            pairs = [(row, second / np.linalg.norm(second)) for row, second in pairs]
+    rows = [(a, b) for first, second in pairs for a, b in zip(np.atleast_2d(first), np.atleast_2d(second), strict=True)]
     return max((float(np.square(a - b).sum() / np.square(b).sum() / 2) if b.any() else float(a.any()) for a, b in rows))

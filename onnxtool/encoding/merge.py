@@ -79,7 +79,7 @@ def publish(folder: OutputFolder, run: Run | None, *, read_back: bool = False, s
         raise _nothing(folder)
     records = Records(folder, run)
     verify = read_back or not isinstance(folder.path, Uri)
-    splits, shards, problems = _read(records, files, verify=verify)
+    splits, shards, problems = _read_records(records, files, verify=verify)
     if problems:
         if (merged := _merged(folder, run)) is not None:  # by another run of the same command, meanwhile
             remove_records(folder)
@@ -141,7 +141,7 @@ def _merged(folder: OutputFolder, run: Run | None) -> Manifest | None:
     return manifest
 
 
-def _read(
+def _read_records(
     records: Records, files: Mapping[str, Entry], *, verify: bool
 ) -> tuple[list[SplitRecord], dict[ShardName, ShardEntry], dict[int, str]]:
     """Return the records of all splits and shards, or the problems of splits, whose records are dropped."""
@@ -161,14 +161,14 @@ def _read(
             for shard in range(min(split.num_shards, len(files) + 1))  # bounded, in case a record is wrong
         ]
 
-        def read(name: ShardName) -> ShardEntry | str:
+        def read_entry(name: ShardName) -> ShardEntry | str:
             check_interrupted()
             written = records.read_shard(name)
             if isinstance(written, str):
                 return written
             return records.fault(name, written.shard, files, verify=verify) or written
 
-        for name, written in zip(names, workers.map(read, names), strict=True):
+        for name, written in zip(names, workers.map(read_entry, names), strict=True):
             if isinstance(written, str):
                 problems.setdefault(name.split, written)
                 records.forget(name.split, [name])
@@ -185,8 +185,8 @@ def _read(
 
 def _require_one_version(splits: Sequence[SplitRecord]) -> None:
     """Refuse ranges of a file that was replaced between them, by one of the same size."""
-    for number, (one, other) in enumerate(pairwise(splits), start=1):
-        if other.begins_inside and one.tag and other.tag and one.tag != other.tag:
+    for number, (before, after) in enumerate(pairwise(splits), start=1):
+        if after.begins_inside and before.tag and after.tag and before.tag != after.tag:
             raise InputError(
                 f"splits {number - 1} and {number} were read from different versions of a file", START_AGAIN
             )

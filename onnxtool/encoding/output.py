@@ -241,9 +241,9 @@ class OutputFolder:
         Returns: how many there were.
         """
         kept = {file.name for shard in manifest.shards for file in shard.files}
-        others = [name for name in (entries(self.path) if names is None else names) if name not in kept]
-        remove(self.path / name for name in others)
-        return len(others)
+        unlisted = [name for name in (entries(self.path) if names is None else names) if name not in kept]
+        remove(self.path / name for name in unlisted)
+        return len(unlisted)
 
     def plain_name(self, name: str) -> str:
         """Return the name of a shard's file without the digest used in stores."""

@@ -48,7 +48,7 @@ def read_rows(
             names = file.schema_arrow.names
             columns = [name for name in names if name in _COLUMNS]
             is_named = any({name, text} <= {*columns} for name in ("id", "_id") for text in ("contents", "text"))
-            others = {} if is_named else dict.fromkeys(names)  # for an error, which lists them
+            absent = {} if is_named else dict.fromkeys(names)  # for an error, which lists them
             groups = {
                 place: group
                 for place, group in enumerate(_groups(file))
@@ -65,7 +65,7 @@ def read_rows(
                 for batch in file.iter_batches(batch_size=size, row_groups=[place], columns=columns):
                     for row in range(len(batch)):
                         number += 1
-                        yield _row(batch, row, others), number / num_rows
+                        yield _row(batch, row, absent), number / num_rows
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system; pyarrow's own have no number
             raise

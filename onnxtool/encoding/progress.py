@@ -81,18 +81,18 @@ class Tally:
         self.total = self.total.plus(event)
         now = time.perf_counter()
         share = min(1.0, (self._done_bytes + self.total.size_bytes) / self._total_bytes)
-        left = None
+        seconds_left = None
         if self._first is None:
             self._first = (now, share)
         elif share > self._first[1]:
-            left = (now - self._first[0]) * (1 - share) / (share - self._first[1])
+            seconds_left = (now - self._first[0]) * (1 - share) / (share - self._first[1])
         seconds = max(1e-9, now - self._start_s)
         self._tell(
             CorpusProgress(
                 num_texts=self._num_before + self.total.texts,
                 share=share,
                 texts_per_s=self.total.texts / seconds,
-                seconds_left=left,
+                seconds_left=seconds_left,
                 tokens_per_s=self.total.tokens / seconds,
                 num_rejects=self.total.rejects,
             )

@@ -78,7 +78,7 @@ class RayWorkers:
 
     def open(self) -> StartupFindings:
         """Load the model on a node, and claim the folder."""
-        findings: StartupFindings = self._get(self._remote.remote(self._task, None))
+        findings: StartupFindings = self._result_of(self._remote.remote(self._task, None))
         return findings
 
     def encode(self, numbers: Sequence[int]) -> None:
@@ -98,9 +98,9 @@ class RayWorkers:
             done, _ = self._ray.wait([*running], timeout=_POLL_S)
             for finished in done:
                 running.remove(finished)
-                self._on_event(self._get(finished))
+                self._on_event(self._result_of(finished))
 
-    def _get(self, finished: Any) -> Any:
+    def _result_of(self, finished: Any) -> Any:
         errors = self._ray.exceptions
         try:
             while True:

@@ -67,14 +67,14 @@ def read_shards(folder: AnyLocation, vocabulary: Sequence[str] = ()) -> Iterator
                         raise InputError(
                             f"{output.path / file.name} has other contents than were written", "encode the corpus again"
                         )
-                yield _read(paths, vocabulary)
+                yield _read_files(paths, vocabulary)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InputError(
                     f"{output.path / shard.files[0].name} cannot be read: {error}", "encode the corpus again"
                 ) from error
 
 
-def _read(paths: Sequence[Path], vocabulary: Sequence[str]) -> Shard:
+def _read_files(paths: Sequence[Path], vocabulary: Sequence[str]) -> Shard:
     first, *_ = paths
     if first.suffix == ".parquet":
         return _read_table(first, vocabulary)

@@ -152,21 +152,21 @@ class Records:
 
     def write_shard(self, name: ShardName, entry: ShardEntry) -> None:
         """Write the record of a shard whose files are in place."""
-        self._write(name.stem, {"shard": asdict(entry.shard), "texts": entry.texts.to_json()})
+        self._write_record(name.stem, {"shard": asdict(entry.shard), "texts": entry.texts.to_json()})
 
     def write_split(self, number: int, record: SplitRecord) -> None:
         """Write the record of a split whose shards are recorded."""
         rejects = [asdict(reject) for reject in record.rejects]
-        self._write(f"split-{number:05d}", {**record._asdict(), "rejects": rejects})
+        self._write_record(f"split-{number:05d}", {**record._asdict(), "rejects": rejects})
 
-    def _write(self, stem: str, content: dict[str, Any]) -> None:
+    def _write_record(self, stem: str, content: dict[str, Any]) -> None:
         text = json.dumps({"format": _FORMAT, "run": self.run.sha256, **content})
         self.folder.write(self._file(stem), f"{text}\n".encode())
 
     def read_split(self, number: int) -> SplitRecord | str:
         """Return the record of a split, or why there is none."""
         try:
-            split: SplitRecord | str = from_json(SplitRecord, self._read(f"split-{number:05d}"))
+            split: SplitRecord | str = from_json(SplitRecord, self._read_record(f"split-{number:05d}"))
         except FileNotFoundError:
             return "is missing"
         except _FAULTS as error:
@@ -176,7 +176,7 @@ class Records:
     def read_shard(self, name: ShardName) -> ShardEntry | str:
         """Return the record of a shard, or why there is none; its files are not checked yet."""
         try:
-            content = self._read(name.stem)
+            content = self._read_record(name.stem)
             shard = from_json(ShardRecord, content["shard"])
             if not re.fullmatch(r"[0-9a-f]{32}", shard.digest):
                 raise ValueError(f"its digest is {shard.digest[:40]!r}")
@@ -186,7 +186,7 @@ class Records:
         except _FAULTS as error:
             return f"has a record that cannot be read: {error}"
 
-    def _read(self, stem: str) -> dict[str, Any]:
+    def _read_record(self, stem: str) -> dict[str, Any]:
         content: dict[str, Any] = parse_json(read_bytes(self._file(stem)))
         if content.pop("format") != _FORMAT or content.pop("run") != self.run.sha256:
             raise ValueError("it belongs to another run")

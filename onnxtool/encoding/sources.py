@@ -202,12 +202,12 @@ def _folders_in(corpus: Location, files: Collection[str]) -> list[str]:
     """
     if isinstance(corpus, Uri):
         return ["corpus/"] if any(map(is_beside_documents, files)) and entries(corpus / "corpus") else []
-    others = sorted(path for path in corpus.iterdir() if not path.name.startswith(".") and not path.is_file())
-    for path in others:
+    paths = sorted(path for path in corpus.iterdir() if not path.name.startswith(".") and not path.is_file())
+    for path in paths:
         if path.name.lower().endswith(SUFFIXES) and not path.is_dir():
-            what = "a link to nothing" if path.is_symlink() else "no regular file"
-            raise InputError(f"{path} is {what}", "put the file there, or remove it")
-    return [f"{path.name}/" for path in others if path.is_dir()]
+            kind = "a link to nothing" if path.is_symlink() else "no regular file"
+            raise InputError(f"{path} is {kind}", "put the file there, or remove it")
+    return [f"{path.name}/" for path in paths if path.is_dir()]
 
 
 def find_picture_sources(corpus: Location) -> tuple[CorpusFile, ...]:
@@ -381,15 +381,15 @@ class LineCounts:
         begin, count = self._counted.get(source.path, (0, 0))
         if place < begin:
             begin = count = 0
-        left = place - begin
+        remaining = place - begin
         # A line begins after a line feed, and at the start of the file.
-        count, begin, left = (count, begin - 1, left) if begin else (int(place > 0), 0, left - 1)
+        count, begin, remaining = (count, begin - 1, remaining) if begin else (int(place > 0), 0, remaining - 1)
         try:
             with open_file(source.path) as file:
                 file.seek(begin)
-                while left > 0 and (part := file.read(min(left, _READ_BYTES))):
+                while remaining > 0 and (part := file.read(min(remaining, _READ_BYTES))):
                     count += part.count(b"\n")
-                    left -= len(part)
+                    remaining -= len(part)
         except OSError as error:
             raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
         self._counted[source.path] = place, count

@@ -88,7 +88,7 @@ class Collection:
             (self.num_repeated, "lines repeat an earlier query or judgement"),
             (self.num_without_relevant, "queries have no relevant document, and count as 0, as BEIR counts them"),
         )
-        return tuple(f"{count} {what}" for count, what in counts if count)
+        return tuple(f"{count} {text}" for count, text in counts if count)
 
 
 def open_collection(data: Path, split: str = DEFAULT_SPLIT) -> Collection:
@@ -105,8 +105,8 @@ def open_collection(data: Path, split: str = DEFAULT_SPLIT) -> Collection:
             f"the collection {data} {'is not a folder' if data.exists() else 'does not exist'}",
             "pass a folder with corpus, queries and qrels to --data; hf download fetches a dataset of the hub into one",
         )
-    corpus = _find(data, CORPORA, "documents")
-    topics = _find(data, _QUERIES, "queries")
+    corpus = _find_file(data, CORPORA, "documents")
+    topics = _find_file(data, _QUERIES, "queries")
     qrels = _find_judgements(data, split)
     splits = {match[1] for path in data.glob("corpus/*") if (match := _PART.fullmatch(path.name))}
     if len(splits) > 1:
@@ -171,9 +171,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 if number % _TOLD_LINES == 0:
                     tell(f"reading {path}, line {number:,}")
                 if raw is None or size > _MAX_BYTES:
-                    what = f":{number} has a line" if raw is None else " has text"
+                    subject = f":{number} has a line" if raw is None else " has text"
                     most = MOST_LINE_BYTES if raw is None else _MAX_BYTES
-                    raise InputError(f"{path}{what} of more than {most} bytes", "split it")
+                    raise InputError(f"{path}{subject} of more than {most} bytes", "split it")
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if line.strip():
                     yield number, line
@@ -216,7 +216,7 @@ def _number(text: str) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-def _find(folder: Path, names: Sequence[str], what: str) -> Path:
+def _find_file(folder: Path, names: Sequence[str], content: str) -> Path:
     """Return the only file of `folder` with one of `names`.
 
     Raises:
@@ -227,10 +227,10 @@ def _find(folder: Path, names: Sequence[str], what: str) -> Path:
     if odd := [path for path in paths if not path.is_file() and not path.is_dir()]:  # a pipe would wait for a writer
         raise InputError(f"{odd[0]} is neither a file nor a folder", "put the texts into a file")
     if not paths:
-        raise InputError(f"{folder} has no {what}", f"put them into one of {', '.join(names)}, .gz behind it or not")
+        raise InputError(f"{folder} has no {content}", f"put them into one of {', '.join(names)}, .gz behind it or not")
     if len(paths) > 1:
         raise InputError(
-            f"{folder} has its {what} twice: {', '.join(path.name for path in paths)}", "leave one of them there"
+            f"{folder} has its {content} twice: {', '.join(path.name for path in paths)}", "leave one of them there"
         )
     return paths[0]
 
@@ -273,7 +273,7 @@ def _queries(path: Path, split: str) -> tuple[dict[str, str], int]:
 def _query_files(path: Path, split: str) -> tuple[Path, ...]:
     """Return the files of the queries; in a folder with a table for each split, the parts of that table."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return tuple(one for one in files if one.name.startswith(f"{split}-")) or tuple(files)
+    return tuple(file for file in files if file.name.startswith(f"{split}-")) or tuple(files)
 
 
 def _named_queries(path: Path, split: str) -> Iterator[tuple[str, str]]:

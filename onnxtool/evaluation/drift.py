@@ -25,7 +25,7 @@ from onnxtool.evaluation.options import DEFAULT_MEASURES, DriftOptions, Evaluate
 from onnxtool.evaluation.report import GateCheck
 from onnxtool.evaluation.search import QueryComparison
 from onnxtool.evaluation.systems import OnnxVectors, VectorSystem, open_model
-from onnxtool.infer.vectors import SparseVectors, TokenVectors
+from onnxtool.infer.vectors import SparseVector, SparseVectors, TokenVectors
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reports import Json, short_repr
@@ -130,9 +130,9 @@ def measure_drift(model: StrPath, base: StrPath, options: DriftOptions) -> Drift
     if collection is not None and report.relation != "none":
         report = _with_measures(report, new, old, collection, measures)
     figures: dict[str, Json] = {name: getattr(report, name) for name in _FIGURES}
-    figures |= {name: one.mixed.mean for name, one in report.measures.items()}
+    figures |= {name: measure.mixed.mean for name, measure in report.measures.items()}
     before: dict[str, Json] = dict.fromkeys(_FIGURES, 1.0)
-    before |= {name: one.base.mean for name, one in report.measures.items()}
+    before |= {name: measure.base.mean for name, measure in report.measures.items()}
     checks = check_gates(gates, {name: value for name, value in figures.items() if value is not None}, before)
     return replace(report, gates=tuple(GateCheck(check.gate.expression, check.met, str(check)) for check in checks))
 
@@ -170,7 +170,7 @@ def _compared(new: OnnxVectors, old: OnnxVectors, texts: Sequence[str]) -> Drift
     cosines = _cosines(new_documents, documents)
     kept = _kept(mixed, before)
     stats = imported("scipy.stats", "Kendall's tau needs scipy", "pip install 'onnxtool-cli[evaluate]'")
-    taus = [stats.kendalltau(one, two).statistic for one, two in zip(before, mixed, strict=True)]
+    taus = [stats.kendalltau(old_row, new_row).statistic for old_row, new_row in zip(before, mixed, strict=True)]
     report = replace(
         report,
         cosine_mean=None if cosines is None else float(cosines.mean()),
@@ -187,14 +187,14 @@ def _compared(new: OnnxVectors, old: OnnxVectors, texts: Sequence[str]) -> Drift
     return report
 
 
-def _apart(new: OnnxVectors, old: OnnxVectors, vectors: Any, others: Any) -> str:
+def _apart(new: OnnxVectors, old: OnnxVectors, vectors: Any, old_vectors: Any) -> str:
     """Return why vectors have no common space; empty if they may have one."""
     if new.kind != old.kind:
         return f"the index has {old.kind} vectors, and the new model gives {new.kind} ones"
     if isinstance(vectors, SparseVectors):
-        same = list(vectors.vocabulary) == list(others.vocabulary)
+        same = list(vectors.vocabulary) == list(old_vectors.vocabulary)
         return "" if same else "the terms of the index are those of another vocabulary"
-    widths = vectors.shape[1], others.shape[1]
+    widths = vectors.shape[1], old_vectors.shape[1]
     return "" if widths[0] == widths[1] else f"vectors have {widths[0]} numbers, and those of the index {widths[1]}"
 
 
@@ -208,26 +208,25 @@ def _similarities(queries: Any, documents: Any, system: VectorSystem) -> NDArray
 
 def _kept(scores: NDArray[np.float64], before: NDArray[np.float64]) -> float:
     """Return the fraction of the nearest texts that are the same, on average."""
-    nearest, others = (np.argsort(-one, axis=1, kind="stable")[:, :_NEIGHBOURS] for one in (scores, before))
-    return float(np.mean([len({*one} & {*two}) / _NEIGHBOURS for one, two in zip(nearest, others, strict=True)]))
+    nearest = [np.argsort(-each, axis=1, kind="stable")[:, :_NEIGHBOURS] for each in (scores, before)]
+    return float(np.mean([len({*new} & {*old}) / _NEIGHBOURS for new, old in zip(*nearest, strict=True)]))
 
 
-def _cosines(vectors: Any, others: Any) -> NDArray[np.float64] | None:
+def _cosines(vectors: Any, old_vectors: Any) -> NDArray[np.float64] | None:
     """Return the cosine of each text's vectors, float64 [N]; None for token vectors of different numbers."""
     if isinstance(vectors, TokenVectors):
-        if not np.array_equal(vectors.indptr, others.indptr) or (np.diff(vectors.indptr) == 0).any():
+        if not np.array_equal(vectors.indptr, old_vectors.indptr) or (np.diff(vectors.indptr) == 0).any():
             return None
-        rows = (normalize(vectors.vectors.astype(np.float64)) * normalize(others.vectors.astype(np.float64))).sum(
+        rows = (normalize(vectors.vectors.astype(np.float64)) * normalize(old_vectors.vectors.astype(np.float64))).sum(
             axis=1
         )
         return np.asarray(np.add.reduceat(rows, vectors.indptr[:-1]) / np.diff(vectors.indptr))
     rows = []
     for place in range(len(vectors)):
-        one, two = (
-            each[place].to_dense() if isinstance(each, SparseVectors) else each[place] for each in (vectors, others)
-        )
-        product = np.linalg.norm(one.astype(np.float64)) * np.linalg.norm(two.astype(np.float64))
-        rows.append(float(one.astype(np.float64) @ two) / product if product else 0.0)
+        pair = vectors[place], old_vectors[place]
+        new, old = (vector.to_dense() if isinstance(vector, SparseVector) else vector for vector in pair)
+        product = np.linalg.norm(new.astype(np.float64)) * np.linalg.norm(old.astype(np.float64))
+        rows.append(float(new.astype(np.float64) @ old) / product if product else 0.0)
     return np.asarray(rows)
 
 

@@ -48,8 +48,8 @@ def parse_cuts(texts: Sequence[str]) -> tuple[PruningRules, ...]:
         if cut.queries.startswith(f"{POOL_FACTOR}:"):
             raise OptionError(f"--prune {text}: {cut.queries} merges tokens of documents alone", "leave out the slash")
         cuts.append(cut)
-    if twice := [cut.name for cut in cuts if cuts.count(cut) > 1]:
-        raise OptionError(f"--prune {twice[0]} is stated twice", "state it once")
+    if repeated := [cut.name for cut in cuts if cuts.count(cut) > 1]:
+        raise OptionError(f"--prune {repeated[0]} is stated twice", "state it once")
     return tuple(cuts)
 
 

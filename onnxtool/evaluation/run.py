@@ -114,21 +114,21 @@ def _evaluate(
     results, seconds = every[PruningRules()], time.perf_counter() - start
     values = compute(measures, collection.judgements, results.run)
     times = _time_queries([system for system in (model, base) if system is not None], collection)
-    against, others, base_values, base_seconds = None, None, None, 0.0
+    against, base_results, base_values, base_seconds = None, None, None, 0.0
     if base is not None:
         start = time.perf_counter()
-        others = base.retrieve(collection)
+        base_results = base.retrieve(collection)
         base_seconds = time.perf_counter() - start
-        base_values = compute(measures, collection.judgements, others.run)
-    queries = _queries(collection, results.run, values, None if others is None else others.run, base_values)
-    if base is not None and others is not None and base_values is not None:
+        base_values = compute(measures, collection.judgements, base_results.run)
+    queries = _queries(collection, results.run, values, None if base_results is None else base_results.run, base_values)
+    if base is not None and base_results is not None and base_values is not None:
         tell("comparing")
         against = SystemComparison(
-            base=_described(base, others, times, base_seconds),
+            base=_described(base, base_results, times, base_seconds),
             measures={name: difference_of(values[name], base_values[name]) for name in values},
-            overlap_at_10=_overlap(collection, results.run, others.run),
+            overlap_at_10=_overlap(collection, results.run, base_results.run),
             num_equal_top_10=sum(
-                _is_equal(results.run.get(query, {}), others.run.get(query, {})) for query in collection.queries
+                _is_equal(results.run.get(query, {}), base_results.run.get(query, {})) for query in collection.queries
             ),
             lost=_lost(queries, next(iter(measures))),
         )
@@ -150,7 +150,7 @@ def _evaluate(
         notes=tuple(_notes(collection, results, model, base, options)),
     )
     if cuts:
-        report = _with_pruned(report, every, others, collection, measures, gates)
+        report = _with_pruned(report, every, base_results, collection, measures, gates)
     else:
         overlap = None if against is None else against.overlap_at_10
         figures = _figures(report.measures, report.model, overlap)
@@ -166,12 +166,12 @@ def _refuse_unused(options: EvaluateOptions, systems: Sequence[System]) -> None:
         InputError: there is one.
     """
     model, kinds = systems[0], {system.kind for system in systems}
-    others = {
+    ignored = {
         "--num_candidates": options.num_candidates is not None and RERANKER not in kinds,
         "--keep_special": options.keep_special and model.kind != SPARSE,
         "--dimensions": options.dimensions is not None and model.kind == RERANKER,
     }
-    if unused := [name for name, is_ignored in others.items() if is_ignored]:
+    if unused := [name for name, is_ignored in ignored.items() if is_ignored]:
         raise InputError(
             f"{' and '.join(unused)} would change nothing: {model.name} is a model of the kind {model.kind}",
             "leave it out",
@@ -180,8 +180,8 @@ def _refuse_unused(options: EvaluateOptions, systems: Sequence[System]) -> None:
 
 def _lost(queries: Sequence[QueryResult], measure: str) -> tuple[QueryResult, ...]:
     """Return the queries with the largest losses against the base, worst first."""
-    worst = sorted(queries, key=lambda one: one.measures[measure] - one.base[measure])
-    return tuple(one for one in worst[:_LOST] if one.measures[measure] < one.base[measure])
+    worst = sorted(queries, key=lambda query: query.measures[measure] - query.base[measure])
+    return tuple(query for query in worst[:_LOST] if query.measures[measure] < query.base[measure])
 
 
 def check_evaluation(
@@ -296,7 +296,7 @@ def _retrieve_each(
 def _with_pruned(
     report: EvaluationReport,
     results_by_cut: Mapping[PruningRules, SearchResults],
-    others: SearchResults | None,
+    base_results: SearchResults | None,
     collection: Collection,
     measures: Mapping[str, Any],
     gates: Sequence[Gate],
@@ -306,36 +306,36 @@ def _with_pruned(
     Gates compare with the base, which found `others`, or else with the vectors as they are. If each index meets one,
     all these gates count.
     """
-    compared = results_by_cut[PruningRules()].run if others is None else others.run
+    compared = results_by_cut[PruningRules()].run if base_results is None else base_results.run
     whole = compute(measures, collection.judgements, results_by_cut[PruningRules()].run)
     base = _figures(report.measures, report.model, 1.0, results_by_cut[PruningRules()].sizes)
-    if report.against is not None and others is not None:
-        base = _figures_of_base(report.against, others.sizes)
+    if report.against is not None and base_results is not None:
+        base = _figures_of_base(report.against, base_results.sizes)
     results = []
-    for cut, one in results_by_cut.items():
-        assert one.sizes is not None  # noqa: S101  of vectors
-        values = compute(measures, collection.judgements, one.run)
+    for cut, retrieved in results_by_cut.items():
+        assert retrieved.sizes is not None  # noqa: S101  of vectors
+        values = compute(measures, collection.judgements, retrieved.run)
         result = PrunedResult(
             prune=cut.name,
-            sizes=one.sizes,
+            sizes=retrieved.sizes,
             measures={name: mean_of(values[name]) for name in measures},
             changes={}
             if cut == PruningRules()
             else {name: difference_of(values[name], whole[name]) for name in measures},
         )
         if result.changes:
-            overlap = _overlap(collection, one.run, compared)
-            figures = _figures(result.measures, replace(report.model, terms=one.terms), overlap, one.sizes)
+            overlap = _overlap(collection, retrieved.run, compared)
+            figures = _figures(result.measures, replace(report.model, terms=retrieved.terms), overlap, retrieved.sizes)
             result = replace(result, gates=tuple(_check_gates(gates, figures, base)))
         results.append(result)
-    passing = [one for one in results if one.gates and not any(gate.met for gate in one.gates)]
-    chosen = min(passing, key=lambda one: one.sizes.index_bytes, default=None)
-    pruned = tuple(replace(one, chosen=one is chosen) for one in results)
+    passing = [result for result in results if result.gates and not any(gate.met for gate in result.gates)]
+    chosen = min(passing, key=lambda result: result.sizes.index_bytes, default=None)
+    pruned = tuple(replace(result, chosen=result is chosen) for result in results)
     checks = [
-        replace(gate, text=f"{one.prune}: {gate.text}")
-        for one in pruned
-        for gate in one.gates
-        if one.chosen or (chosen is None and gate.met)
+        replace(gate, text=f"{result.prune}: {gate.text}")
+        for result in pruned
+        for gate in result.gates
+        if result.chosen or (chosen is None and gate.met)
     ]
     return replace(report, pruned=pruned, gates=tuple(checks))
 
@@ -386,9 +386,9 @@ def _is_equal(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:
     top, base_top = list(ours)[:_TOP], list(theirs)[:_TOP]
     if len(top) != len(base_top):
         return False
-    for one, other in zip(top, base_top, strict=True):
-        if one != other:
-            here, there = theirs[other], theirs.get(one)
+    for ours_at, theirs_at in zip(top, base_top, strict=True):
+        if ours_at != theirs_at:
+            here, there = theirs[theirs_at], theirs.get(ours_at)
             if there is None or abs(here - there) > _TIE * max(abs(here), abs(there)):
                 return False
     return True

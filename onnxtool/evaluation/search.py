@@ -124,7 +124,7 @@ class QueryComparison:
             part = vectors.take(range(start, stop))
             return self._tokens.max_similarities(part, is_mean=self._similarity == MEANMAXSIM)
         if self._terms is not None:
-            width = 1 + max(int(one.indices.max(initial=0)) for one in (self._terms, vectors))
+            width = 1 + max(int(terms.indices.max(initial=0)) for terms in (self._terms, vectors))
             queries = _matrix(self._terms, 0, len(self._terms), width)
             products = (queries @ _matrix(vectors, start, stop, width).T).toarray()
             return np.where(products == 0, -np.inf, products).astype(np.float32)

@@ -218,7 +218,7 @@ class Reranking(System):
             (len(wanted - texts.keys()), "candidates are not among the documents, and are left out"),
             (self._num_cut, "pairs are longer than the model takes, and cut; --long window reads each whole"),
         )
-        self.note = "; ".join(f"{count} {what}" for count, what in counts if count)
+        self.note = "; ".join(f"{count} {text}" for count, text in counts if count)
         return replace(candidates, run={query: _ordered(documents) for query, documents in run.items()})
 
 

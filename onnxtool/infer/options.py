@@ -287,8 +287,8 @@ class InferOptions(ModelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("texts", "images"):
-            if isinstance(one := getattr(self, name), str | PathLike):
-                object.__setattr__(self, name, (one,))
+            if isinstance(value := getattr(self, name), str | PathLike):
+                object.__setattr__(self, name, (value,))
 
 
 def check_overlap(long: str | None, overlap: int | None) -> None:

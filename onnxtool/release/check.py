@@ -170,7 +170,7 @@ def _outputs(folder: Path, facts: ReleaseFacts, verified: dict[str, float], alon
 
     Models with consumer-specific inputs or outputs are run `alone`, on their own inputs, without a comparison.
     """
-    first, *others = facts.models
+    first, *candidates = facts.models
     reference_file = ModelFile.open(folder / first.path).with_sizes()
     session = open_session(reference_file, provider="cpu")
     expected = run_reference(session.run, input_cases(reference_file), name=first.path)
@@ -178,7 +178,7 @@ def _outputs(folder: Path, facts: ReleaseFacts, verified: dict[str, float], alon
     del session
     if not _is_finite(expected):
         yield f"{first.path} gives what is not a number"
-    for model in others:
+    for model in candidates:
         candidate = open_session(ModelFile.open(folder / model.path).with_sizes(), provider="cpu")
         if _form(candidate) != form:
             alone.append(model.path)

@@ -95,7 +95,7 @@ def read_config(path: StrPath) -> ReleaseConfig:
         InputError: it cannot be read, is not TOML, or has unknown entries.
     """
     path = Path(path)
-    tables = _read(path)
+    tables = _read_tables(path)
     folder = path.parent
     kinds = {name: kind for name, kind in field_hints(ReleaseConfig).items() if name not in ("path", *_CLASSES)}
     _refuse_unknown(path, "", tables, (*kinds, *_CLASSES))
@@ -125,7 +125,7 @@ def read_config(path: StrPath) -> ReleaseConfig:
     return ReleaseConfig(**{"revision": None, "output": folder / f"{name}-release", **values, **own, **steps})
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_tables(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file():
             raise InputError(f"no such file: {path}", "pass the release.toml to --config")
@@ -161,7 +161,7 @@ def _values(path: Path, place: str, table: Mapping[str, Any], hints: Mapping[str
 def _relative_to(path: Path, value: Any) -> Any:
     """Return a value whose paths are relative to the folder of the file `path`."""
     if isinstance(value, tuple):
-        return tuple(_relative_to(path, one) for one in value)
+        return tuple(_relative_to(path, item) for item in value)
     return path.parent / value if isinstance(value, Path) else value
 
 

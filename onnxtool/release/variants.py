@@ -103,7 +103,7 @@ def export_variants(options: ExportOptions, *, settings: Settings | None = None)
 
 def _write(graph: Path, precision: str, target: Target, make: Settings) -> Variant:
     """Write the files in one precision next to the exported graph."""
-    first, *others = (graph.with_name(name) for name in target.variants[precision])
+    first, *copies = (graph.with_name(name) for name in target.variants[precision])
     tell(f"making {first.name}")
     options = make(precision, graph, first)
     report = optimize_model(replace(options, embeddings=target.embeddings) if precision in BLOCKS else options)
@@ -112,7 +112,7 @@ def _write(graph: Path, precision: str, target: Target, make: Settings) -> Varia
             f"the weights of {first.name} need a file of their own, which {target.title} does not look for",
             f"leave {precision} out of --precisions, or pass one with fewer bits",
         )
-    for other in others:
+    for other in copies:
         shutil.copyfile(first, other)
     return Variant(precision, target.variants[precision], first.stat().st_size, *_errors(report), report.verification)
 

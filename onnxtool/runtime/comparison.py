@@ -367,9 +367,9 @@ def _outputs_without_masks(
     reference: Runner, expected: ReferenceOutputs, case: Case, masks: Sequence[str]
 ) -> Mapping[str, NDArray[Any]]:
     """Run the reference on a case with everything attended, unless another case is the same."""
-    others = [name for name in case.feeds if name not in masks]
+    unmasked = [name for name in case.feeds if name not in masks]
     for twin, outputs in zip(expected.cases, expected.outputs, strict=True):
-        if all(twin.feeds.get(name) is case.feeds[name] for name in others) and all(
+        if all(twin.feeds.get(name) is case.feeds[name] for name in unmasked) and all(
             name in twin.feeds and twin.feeds[name].all() for name in masks
         ):
             return outputs

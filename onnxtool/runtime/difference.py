@@ -137,7 +137,7 @@ class Spread:
         counts = np.maximum(is_kept.sum(axis=0), 1)
         centre = np.where(is_kept, rows, 0.0).sum(axis=0) / counts
         deviation = np.where(is_kept, rows - centre, 0.0)
-        deviations = tuple(float(np.sqrt(np.square(one).sum() / is_kept.sum())) for one in _views(deviation, is_kept))
+        deviations = tuple(float(np.sqrt(np.square(view).sum() / is_kept.sum())) for view in _views(deviation, is_kept))
         return cls(centre, np.abs(deviation).max(axis=0), deviations)
 
     def measure(self, actual: NDArray[Any], expected: NDArray[Any], tolerance: Tolerance) -> OutputError:
@@ -203,8 +203,8 @@ def measure(
     if spread is not None:
         return spread.measure(selected(actual, valid), selected(expected, valid), tolerance)
     total = OutputError()
-    for one, other in _samples(actual, expected, valid, batched=batched):
-        total = total.joined(_measure_numbers(one, other, tolerance))
+    for actual_part, expected_part in _samples(actual, expected, valid, batched=batched):
+        total = total.joined(_measure_numbers(actual_part, expected_part, tolerance))
     return total
 
 
@@ -323,7 +323,7 @@ class Scales:
         usual = min(_OUTLYING * _median(_some(magnitudes, magnitudes > 0)), top)
         step = max(1, len(magnitudes) // 256), max(1, magnitudes.shape[1] // 1024)
         rows, columns = (_medians(magnitudes[:, :: step[1]], 1), _medians(magnitudes[:: step[0]], 0))
-        rows, columns = (np.where(one > usual, (_OUTLYING * one).clip(max=top), usual) for one in (rows, columns))
+        rows, columns = (np.where(scale > usual, (_OUTLYING * scale).clip(max=top), usual) for scale in (rows, columns))
         return cls(offset, reach, usual, rows, columns, far)
 
     def weights(self, magnitude: Floats, shared: Floats) -> Floats:

@@ -94,7 +94,7 @@ def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInp
         key = case.valid is not None and case.valid.tobytes(), *(array.shape for array in case.feeds.values())
         alike[key] += 1
         if alike[key] <= _MOST_ALIKE or stamp.inputs:
-            other = ", other values" if any(case.description == one.description for one in cases) else ""
+            other = ", other values" if any(case.description == earlier.description for earlier in cases) else ""
             cases.append(replace(case, description=f"{case.description}{other}"))
     return cases
 
@@ -190,10 +190,10 @@ class _InputMaker:
             sizes = self.stamp.resized(self.inputs, shape.batch_size, shape.sequence_length)
             feeds = self.stamp.make_case(sizes, self.inputs, seed).feeds
         else:
-            shape, feeds = self._make(shape, seed)
+            shape, feeds = self._generate(shape, seed)
         return Case(shape.description, feeds, shape.mask if self.is_masked else None)
 
-    def _make(self, shape: FeedShape, seed: int) -> tuple[FeedShape, dict[str, NDArray[Any]]]:
+    def _generate(self, shape: FeedShape, seed: int) -> tuple[FeedShape, dict[str, NDArray[Any]]]:
         shortest = (1, self.fixed.sequence_length)
         while _num_bytes(self.inputs, shape) > _MOST_BYTES and shape.sequence_length not in shortest:
             shape = self.fixed.fit(shape.halved())
@@ -561,7 +561,7 @@ def read_sample(path: Path, inputs: Sequence[TensorInfo]) -> Case:
     Raises:
         InputError: the file cannot be read, or does not fit the inputs.
     """
-    arrays = _read(path)
+    arrays = _load_arrays(path)
     feeds: dict[str, NDArray[Any]] = {}
     for info in inputs:
         own = {name: array for name, array in arrays.items() if name == info.name or is_part(name, info)}
@@ -579,7 +579,7 @@ def read_sample(path: Path, inputs: Sequence[TensorInfo]) -> Case:
     return Case(path.stem, feeds, masks[0] != 0 if masks else None)
 
 
-def _read(path: Path) -> dict[str, NDArray[Any]]:
+def _load_arrays(path: Path) -> dict[str, NDArray[Any]]:
     hint = "write it with numpy.savez; numbers and texts only, nothing that needs pickle"
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:  # a pipe would wait for a writer

@@ -10,9 +10,9 @@ Shape letters: B batch, S sequence.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,9 +100,11 @@ def output_errors(
     """Return how far each output of floats is from the reference's, relative to it."""
     names = [name for name, array in expected[0].items() if array.dtype.kind == "f" and name in actual[0]]
     runs = list(zip(actual, expected, cases, strict=True))
-    names = [name for name in names if all(one[name].shape == two[name].shape for one, two, _ in runs)]
-    pairs = {name: [(_real(one[name], case), _real(two[name], case)) for one, two, case in runs] for name in names}
-    return {name: _relative(one) for name, one in pairs.items()}
+    names = [name for name in names if all(ours[name].shape == theirs[name].shape for ours, theirs, _ in runs)]
+    pairs = {
+        name: [(_real(ours[name], case), _real(theirs[name], case)) for ours, theirs, case in runs] for name in names
+    }
+    return {name: _relative(arrays) for name, arrays in pairs.items()}
 
 
 def _values_of(model: Model, cases: Sequence[Case], end: str, source: str = "") -> Values:
@@ -148,7 +150,7 @@ def measure_layers(file: ModelFile, reference: Values, cases: Sequence[Case]) ->
     comparison = _LayerComparison(model, chain, own, reference, cases)
     pairs = _align(reference, own, cases)
     parts = comparison.parts(pairs)
-    pairs = [pair for pair, both in zip(pairs, pairwise(parts), strict=True) if not _is_correction(*both)]
+    pairs = [pair for pair, both in zip(pairs, itertools.pairwise(parts), strict=True) if not _is_correction(*both)]
     parts, decided = comparison.parts(pairs), set[tuple[int, int]]()
     while tried := _suspects(pairs, parts, decided):
         decided |= tried
@@ -167,7 +169,7 @@ def measure_layers(file: ModelFile, reference: Values, cases: Sequence[Case]) ->
                     wrong.add(pair)
         if wrong:
             # Parts before a removed value are judged again, because the value after them has changed.
-            decided -= {before for before, pair in pairwise(pairs) if pair in wrong}
+            decided -= {before for before, pair in itertools.pairwise(pairs) if pair in wrong}
             pairs = [pair for pair in pairs if pair not in wrong]
             parts = comparison.parts(pairs)
     return tuple(parts)
@@ -204,7 +206,7 @@ def _align(reference: Values, own: Values, cases: Sequence[Case]) -> list[tuple[
                 continue
             error = _relative([(sample, wanted)])
             is_named = reference.names[i] == own.names[j] and all(
-                one[i].shape == two[j].shape for one, two in zip(reference.arrays, own.arrays, strict=True)
+                theirs[i].shape == ours[j].shape for theirs, ours in zip(reference.arrays, own.arrays, strict=True)
             )
             if is_named or error < _ALIKE:
                 worth[i, j] = max(0.0, 1 - error / _ALIKE) ** 2 + (error < _CLOSE) + _NAMED * is_named
@@ -293,19 +295,19 @@ class _LayerComparison(NamedTuple):
 
     def parts(self, pairs: Sequence[tuple[int, int]]) -> list[LayerError]:
         """Compare the part before each pair of values, and the one before the output."""
-        live = {node for one in self.chain.nodes for node in one}
+        live = {*itertools.chain(*self.chain.nodes)}
         last = len(self.reference.names), len(self.chain.values)
         spans = list(zip([(-1, -1), *pairs], [*pairs, last], strict=True))
-        nodes = [[node for one in self.chain.nodes[i + 1 : j + 1] for node in one] for (_, i), (_, j) in spans]
-        precisions, errors = [precision_of(one, live) for one in nodes], self.errors(pairs)
-        kinds = [tuple(sorted(map(kind_of, one))) for one in nodes]
+        nodes = [[*itertools.chain(*self.chain.nodes[i + 1 : j + 1])] for (_, i), (_, j) in spans]
+        precisions, errors = [precision_of(part, live) for part in nodes], self.errors(pairs)
+        kinds = [tuple(sorted(map(kind_of, part))) for part in nodes]
         bounds = _bounds(precisions, kinds, [error.alone for error in errors])
         moves = _bounds(precisions, kinds, [error.moved for error in errors])
         end = str(self.chain.end.name)
         names, own_names = [*self.reference.names, end], [*self.own.names, end]
         results = []
         for number, (((before, _), (i, j)), error) in enumerate(zip(spans, errors, strict=True)):
-            scopes = [scope for one in self.reference.scopes[before + 1 : i + 1] for scope in one]
+            scopes = [*itertools.chain(*self.reference.scopes[before + 1 : i + 1])]
             scope = _common(scopes) or f"{names[before] if before >= 0 else 'inputs'} to {names[i]}"
             differs = not (error.alone <= bounds[number] and error.moved <= moves[number])
             values = names[i], own_names[j]
@@ -316,7 +318,7 @@ class _LayerComparison(NamedTuple):
         """Whether the part after a matched value reads earlier ones as well, as the end of a residual connection."""
         values, end = self.chain.values, [*pairs, (0, len(self.chain.values))][number + 1][1]
         earlier = {values[j] for _, j in pairs[:number]}
-        nodes = (node for one in self.chain.nodes[pairs[number][1] + 1 : end + 1] for node in one)
+        nodes = itertools.chain(*self.chain.nodes[pairs[number][1] + 1 : end + 1])
         return any(value in earlier for node in nodes for value in reads(node))
 
     def errors(self, pairs: Sequence[tuple[int, int]]) -> list[_Errors]:
@@ -368,7 +370,7 @@ def _bounds(precisions: Sequence[str], kinds: Sequence[Hashable], errors: Sequen
 
 def _alone(case: Case) -> list[Case]:
     """Return a text of a case alone."""
-    return [one for one in row_cases(case) if len(one.rows) == 1]
+    return [row for row in row_cases(case) if len(row.rows) == 1]
 
 
 def is_same_alone(run: Runner, case: Case, outputs: Mapping[str, Array]) -> bool:

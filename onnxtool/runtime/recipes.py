@@ -294,8 +294,8 @@ class InputStamp:
         usual, texts = self.cases[0], self._text_axes(inputs)
         shapes: dict[str, tuple[int, ...]] = {}
         for info in inputs:
-            rest = zip(usual.shapes[info.name][1:], info.shape[1:], strict=True)
-            shapes[info.name] = (batch_size, *(sequence_length if axis in texts else size for size, axis in rest))
+            sizes = zip(usual.shapes[info.name][1:], info.shape[1:], strict=True)
+            shapes[info.name] = (batch_size, *(sequence_length if axis in texts else size for size, axis in sizes))
         # A mask over patches depends on the given sizes; a mask over tokens is all ones.
         content = {name: rows for name, rows in usual.content.items() if shapes[name][1:] == usual.shapes[name][1:]}
         content = {name: tuple(rows[row % len(rows)] for row in range(batch_size)) for name, rows in content.items()}

@@ -76,7 +76,7 @@ def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> dict[str, Sizes]
     from onnxtool.runtime.signature import is_text, num_positions
 
     places = [axes for _, axes in input_axes(model)]
-    axes = [*dict.fromkeys(axis for one in places for axis in one.values())]
+    axes = [*dict.fromkeys(axis for own in places for axis in own.values())]
     sizes_by_name: dict[str, Sizes] = {}
     for text in split_sizes(texts):
         sizes_by_name[_name(text)] = sizes = sizes_of(text, places)
@@ -98,9 +98,9 @@ def sizes_of(text: str, places: Sequence[Mapping[int, str]]) -> Sizes:
     if "=" in text:
         return {name.strip(): int(value) for name, _, value in (part.partition("=") for part in text.split(","))}
     numbers = [int(number) for number in text.split("x")]
-    if all([*one] == [*range(len(numbers))] for one in places):  # axes without names, the same in all inputs
-        return {axis: numbers[place] for one in places for place, axis in one.items()}
-    axes = dict.fromkeys(axis for one in places for axis in one.values())
+    if all([*own] == [*range(len(numbers))] for own in places):  # axes without names, the same in all inputs
+        return {axis: numbers[place] for own in places for place, axis in own.items()}
+    axes = dict.fromkeys(axis for own in places for axis in own.values())
     return dict(zip(axes, numbers, strict=True)) if len(numbers) == len(axes) else {}
 
 
@@ -148,9 +148,9 @@ def rows_axis(model: ModelFile) -> str:
     """Return the axis that is the first one of all inputs and outputs, and no other one; empty if there is none."""
     firsts: set[object] = {axes.get(0) for _, axes in input_axes(model)}
     outputs = [info.shape for info in model.structure.outputs]
-    first, *others = firsts | {(*shape, None)[0] for shape in outputs}
+    first, *more = firsts | {(*shape, None)[0] for shape in outputs}
     is_last = any(first in shape[1:] for shape in outputs)  # as of scores between all rows
-    return first if isinstance(first, str) and not (others or is_last) else ""
+    return first if isinstance(first, str) and not (more or is_last) else ""
 
 
 def best_batches(lengths: Sequence[int], sizes: Sequence[tuple[int, int]]) -> Iterator[list[int]]:

@@ -146,7 +146,7 @@ class Writer:
             SessionError: onnxruntime fails, or returns NaN.
         """
         inputs = [text if isinstance(text, TextInput) else TextInput(text) for text in several(texts)]
-        encoded = self._read(inputs, prompt, LongTexts.of(long), first)
+        encoded = self._tokenize(inputs, prompt, LongTexts.of(long), first)
         if on_text is not None and self._num_beams > 1:
             raise InputError(
                 f"{self._num_beams} beams are searched, and which of them is the answer shows at the end",
@@ -170,7 +170,9 @@ class Writer:
             throughput_tokens_per_s=report.num_generated / seconds if seconds else 0.0,
         )
 
-    def _read(self, inputs: Sequence[TextInput], prompt: str | None, long: LongTexts, first: int) -> list[EncodedText]:
+    def _tokenize(
+        self, inputs: Sequence[TextInput], prompt: str | None, long: LongTexts, first: int
+    ) -> list[EncodedText]:
         if not inputs:
             raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
         if any(text.query is not None for text in inputs):
