@@ -1,5 +1,7 @@
 """The package version, used in pyproject.toml and stamped into generated files, and the commit."""
 
+from collections.abc import Iterable
+
 __version__ = "0.1.0"
 # The command and the import are onnxtool; PyPI treats that name as equal to the existing package onnx-tool.
 DISTRIBUTION = "onnxtool-cli"
@@ -13,6 +15,12 @@ def installed(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def versions_of(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of onnxtool and of those of `names` that are installed; onnxruntime's by either package."""
+    versions = {name: installed(f"{name}-gpu") or installed(name) for name in names}
+    return {"onnxtool": __version__, **{name: version for name, version in versions.items() if version}}
 
 
 def commit() -> str:

@@ -20,7 +20,7 @@ from onnxtool.errors import InputError, shorten, some
 from onnxtool.model_file import ModelFile
 from onnxtool.reading import parse_json
 from onnxtool.reports import Json, from_json
-from onnxtool.version import __version__, installed
+from onnxtool.version import __version__, versions_of
 
 _FORMAT = 1
 # Files that determine how texts are read and outputs interpreted.
@@ -38,7 +38,7 @@ _CHECKPOINT_FILES = (
     "*[0-9]_*/config.json",
     "[0-9]_*/model.safetensors",
 )
-_VERSIONED = ("onnxtool", "onnxruntime", "tokenizers", "numpy", "pillow")
+_VERSIONED = ("onnxruntime", "tokenizers", "numpy", "pillow")
 
 Identity = dict[str, Any]
 
@@ -143,10 +143,7 @@ def make_identity(
     vectors: dict[str, Json],
 ) -> Identity:
     """Collect what determines the vectors: model, tokenizer, input, `options`, versions; and describe the vectors."""
-    versions = {"onnxtool": __version__, "shard_digest": DIGEST_VERSION}
-    for name in _VERSIONED[1:]:
-        if version := installed(f"{name}-gpu") or installed(name):
-            versions[name] = version
+    versions = {"onnxtool": __version__, "shard_digest": DIGEST_VERSION} | versions_of(_VERSIONED)
     model_files = model.files
     places = {folder.path, folder.path / folder.transformer_folder}
     present = sorted({path for place in places for pattern in _CHECKPOINT_FILES for path in place.glob(pattern)})

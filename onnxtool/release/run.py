@@ -60,7 +60,7 @@ from onnxtool.reports import short_repr, to_json
 from onnxtool.runtime.machine import processor_name
 from onnxtool.stats import summarize_model
 from onnxtool.summary.gates import parse_gate
-from onnxtool.version import __version__, installed
+from onnxtool.version import versions_of
 
 
 @short_repr
@@ -211,7 +211,7 @@ def checked_inputs(config: ReleaseConfig) -> dict[str, str]:
     inputs = {
         "checkpoint": _checkpoint(config),
         "options": _digest(_contents(options)),
-        "versions": _digest(versions()),
+        "versions": _digest(versions_of(_PACKAGES)),
         "date": stamped_date(),
     }
     if config.is_signed:
@@ -351,7 +351,7 @@ def make_contents(config: ReleaseConfig, inputs: Mapping[str, str], folder: Path
         license=license_,
         provider=config.provider,
         command=f"onnxtool release --config {config.path.name}",
-        versions=versions(),
+        versions=versions_of(_PACKAGES),
         files=(files := tuple(_files(config, folder))),
         models=(*models, *(_model(folder, file.path) for file in files if file.target and file.role == MODEL)),
         signed=config.is_signed,
@@ -362,12 +362,6 @@ def make_contents(config: ReleaseConfig, inputs: Mapping[str, str], folder: Path
 def file_name(config: ReleaseConfig, precision: str) -> str:
     """Return the name of the plain file in a precision."""
     return f"{config.name}{'' if precision == config.precisions[0] else f'-{precision}'}.onnx"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that affect the contents of the files."""
-    by_package = {name: installed(f"{name}-gpu") or installed(name) for name in _PACKAGES}
-    return {"onnxtool": __version__, **{name: version for name, version in by_package.items() if version}}
 
 
 def all_options(config: ReleaseConfig) -> list[Options]:
