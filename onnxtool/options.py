@@ -391,9 +391,11 @@ def not_a_choice(value: Any, choices: Sequence[Any]) -> str:
     from reprlib import repr as shortened
 
     names = [str(choice) for choice in choices]
-    near = get_close_matches(str(value)[:100], names, n=1, cutoff=0.5)
+    by_lower, text = {name.lower(): name for name in names}, str(value)[:100].lower()
+    begun = [name for name in by_lower if text and name.startswith(text)]
+    near = begun[:1] or get_close_matches(text, by_lower, n=1, cutoff=0.5)
     listed = f"{len(names)} values" if near and len(names) > _MOST_LISTED else ", ".join(map(repr, names))
-    suggestion = f" Did you mean {near[0]!r}?" if near else ""
+    suggestion = f" Did you mean {by_lower[near[0]]!r}?" if near else ""
     return f"{shortened(value)} is not one of {listed}.{suggestion}"
 
 

@@ -84,6 +84,7 @@ def test_fields_get_what_was_given() -> None:
         (["--path", "a", "--size", "1,65"], "65 is not in the range x<=64"),
         (["--path", "a", "--seconds", "0"], "0.0 is not in the range x>0"),
         (["--path", "a", "--kind", "three"], "'three' is not one of"),
+        (["--path", "a", "--kind", "ONE"], "Did you mean 'one-way'?"),
         (["--path", "a", "--seed", "1"], "No such option '--seed'"),
     ],
 )
