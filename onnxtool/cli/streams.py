@@ -128,4 +128,8 @@ def _json(report: object, indent: int | None) -> str:
 
 def is_text(argument: str) -> bool:
     """Whether an argument is valid text: Python decodes invalid bytes to lone surrogates, which no library accepts."""
-    return not any("\ud800" <= character <= "\udfff" for character in argument)
+    try:
+        argument.encode()  # an argument may have a megabyte
+    except UnicodeEncodeError:
+        return False
+    return True
