@@ -33,6 +33,7 @@ from tests.encoding.test_encoder import EXAMPLES, require_means, write_texts
 from tests.packages import need
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
+NO_LOGS = {"include_log_monitor": False}
 
 
 class Nodes:
@@ -97,7 +98,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     checks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
     # Workers start when they are asked for: as many as a node has cores would import Ray at its start.
     settings = {**checks, "prestart_worker_first_driver": False}
-    head = {"num_cpus": 2, "include_dashboard": False, "_system_config": settings}
+    # Each of Ray's services is a process that imports Ray: none is for scaling, nor for the workers' logs.
+    head = {"num_cpus": 2, "include_dashboard": False, "no_monitor": True, **NO_LOGS, "_system_config": settings}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in poisoned(tmp_path_factory.mktemp("code"), code_of("time.sleep(0.3)")).items():
             patch.setenv(name, value)
@@ -127,7 +129,7 @@ def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
     """Its splits go to the nodes that are left, and the bytes are those of one run."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(150))
     corpus.write_text(corpus.read_text().replace('"id": "d', '"id": "poison'))
-    node = cluster.add_node(num_cpus=2)
+    node = cluster.add_node(num_cpus=2, **NO_LOGS)
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
     options = ["--provider", "cpu", "--shard_size", str(SIZE), "--split_bytes", str(SPLIT), "--engine", "ray"]
     places = ["--model_path", str(model), "--input", str(corpus), "--output", str(tmp_path / "vectors")]
