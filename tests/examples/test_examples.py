@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import ROOT, outputs_of, run_command, run_console
-from tests.workshop import Workshop, make_shallow
+from tests.workshop import Workshop, load_script, make_shallow
 
 pytestmark = [
     pytest.mark.slow,
@@ -63,8 +64,12 @@ def test_fine_tune(shallow_folder: Path) -> None:
     assert "negative" in printed
 
 
-def test_train_splade(shallow_folder: Path) -> None:
+def test_train_splade(shallow_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sparse encoder of two steps is exported with its head, and a text's own words are among its terms."""
+    texts = load_script("documentation_texts")  # 400 of each kind are enough for 120 documents
+    for name in ("documented_objects", "manual_pages"):
+        every = getattr(texts, name)
+        monkeypatch.setattr(texts, name, lambda *given, every=every: itertools.islice(every(*given), 400))
     shutil.copytree(ROOT / "scripts", shallow_folder.parents[1] / "scripts", dirs_exist_ok=True)
     run_console(shallow_folder / "README.md", shallow_folder, {})
     text = "copy the files of a directory"
