@@ -5,30 +5,37 @@ from __future__ import annotations
 import pickle
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from onnxtool.optimize.report import OptimizeReport
-from tests.workshop import Workshop, make_shallow
+from tests.workshop import WORDS, Workshop, make_shallow
 
 
 @pytest.fixture(scope="session")
 def trained(workshop: Workshop, minilm: Path) -> Path:
-    """The first two layers of MiniLM with real weights, exported, with its tokenizer beside it; `fused.onnx` too."""
+    """Two layers and 8,000 words of MiniLM with real weights, exported, its tokenizer beside it; `fused.onnx` too."""
+    return workshop.made("trained", partial(_make_trained, minilm, words=WORDS)) / "minilm.onnx"
 
-    def make(folder: Path) -> None:
-        from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
 
-        make_shallow(minilm, folder / "checkpoint", layers=2)
-        options = ExportOptions(
-            str(folder / "checkpoint"), output=folder / "minilm.onnx", exporter="torchscript", verify=False
-        )
-        export_model(options)
-        optimize_model(OptimizeOptions(folder / "minilm.onnx", output=folder / "fused.onnx", verify=False))
-        shutil.copytree(folder / "minilm", folder / "fused")
+@pytest.fixture(scope="session")
+def trained_of_all_words(workshop: Workshop, minilm: Path) -> Path:
+    """The same with the whole vocabulary, where errors on real texts count."""
+    return workshop.made("trained_of_all_words", partial(_make_trained, minilm, words=0)) / "minilm.onnx"
 
-    return workshop.made("trained", make) / "minilm.onnx"
+
+def _make_trained(minilm: Path, folder: Path, *, words: int) -> None:
+    from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
+
+    make_shallow(minilm, folder / "checkpoint", layers=2, words=words)
+    options = ExportOptions(
+        str(folder / "checkpoint"), output=folder / "minilm.onnx", exporter="torchscript", verify=False
+    )
+    export_model(options)
+    optimize_model(OptimizeOptions(folder / "minilm.onnx", output=folder / "fused.onnx", verify=False))
+    shutil.copytree(folder / "minilm", folder / "fused")
 
 
 @pytest.fixture(scope="session")

@@ -124,9 +124,9 @@ def held_out(path: Path, folder: Path, num_texts: int) -> tuple[Feeds, ...]:
 
 
 @pytest.mark.slow
-def test_the_promise_holds_for_trained_weights(trained: Path, tmp_path: Path) -> None:
+def test_the_promise_holds_for_trained_weights(trained_of_all_words: Path, tmp_path: Path) -> None:
     """Half a hundredth, on texts that it was not calibrated on, with layers in 4 bits and in 8."""
-    fused = trained.with_name("fused.onnx")
+    fused = trained_of_all_words.with_name("fused.onnx")
     model = load_model(fused)
     result = to_int4(model, make_calibration(fused).feeds, max_error=0.005)
     assert 0 < len(result.report.kept) < result.report.num_layers == 12
