@@ -112,7 +112,7 @@ def model_of(append: Callable[..., ir.Value], inputs: Mapping[str, tuple[Any, in
     output = build.op("Identity", output) if output in values else output
     output.dtype = ir.DataType.FLOAT
     graph.outputs.append(output)
-    graph.inputs[:] = [one for one in values if one.uses()]
+    graph.inputs[:] = [value for value in values if value.uses()]
     serialized: bytes = ir.to_proto(ir.Model(graph, ir_version=8)).SerializeToString()
     return serialized
 

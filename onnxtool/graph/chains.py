@@ -70,33 +70,33 @@ def _chain(nodes: Sequence[ir.Node], source: ir.Value, end: ir.Value) -> Chain |
     live: list[tuple[ir.Node, set[ir.Value | None]]] = []
     for node in reversed(after):
         if not needed.isdisjoint(node.outputs):
-            read = reached.intersection(reads(node))
-            live.append((node, read))
-            needed |= read
-            left.update(read)
+            operands = reached.intersection(reads(node))
+            live.append((node, operands))
+            needed |= operands
+            left.update(operands)
     waiting: set[ir.Value | None] = {source}
     values: list[ir.Value] = []
     parts: list[Sequence[ir.Node]] = []
     part: list[ir.Node] = []
     start = source
-    for node, read in reversed(live):
-        left.subtract(read)
+    for node, operands in reversed(live):
+        left.subtract(operands)
         waiting = {value for value in waiting if left[value]}
-        made = [value for value in node.outputs if left[value]]
-        branch = [value for value in read if value is not None and value is not start]
-        if not waiting and len(made) == 1 and (made[0].dtype in _FLOATS or made[0] is end):
-            inner = _chain(part, start, branch[0]) if start in read and len(branch) == 1 else None
+        results = [value for value in node.outputs if left[value]]
+        branch = [value for value in operands if value is not None and value is not start]
+        if not waiting and len(results) == 1 and (results[0].dtype in _FLOATS or results[0] is end):
+            inner = _chain(part, start, branch[0]) if start in operands and len(branch) == 1 else None
             if inner is not None:
                 values += [*inner.values, inner.end]
                 parts += inner.nodes
                 part = []
-            start = made[0]
+            start = results[0]
             values.append(start)
             parts.append([*part, node])
             part = []
         else:
             part.append(node)
-        waiting.update(made)
+        waiting.update(results)
     if not values or values[-1] is not end:
         return None
     return Chain(source, end, values[:-1], parts)
@@ -116,26 +116,26 @@ def feed(graph: ir.Graph, value: ir.Value) -> str:
     """Let all nodes read a new float32 input in place of a value."""
     users = [(node, index) for node, index in value.uses() if not str(node.name).startswith("layers/")]
     number = len(graph.inputs)
-    given = ir.Value(name=f"layers/given_{number}", type=ir.TensorType(ir.DataType.FLOAT))
-    graph.inputs.append(given)
-    node = ir.node("Cast", [given], {"to": value.dtype.value if value.dtype else 1}, name=f"layers/cast_{number}")
+    graph_input = ir.Value(name=f"layers/given_{number}", type=ir.TensorType(ir.DataType.FLOAT))
+    graph.inputs.append(graph_input)
+    node = ir.node("Cast", [graph_input], {"to": value.dtype.value if value.dtype else 1}, name=f"layers/cast_{number}")
     node.outputs[0].name = str(node.name)
     graph.insert_before(graph[0], node)
     for user, index in users:
         user.replace_input_with(index, node.outputs[0])
-    return str(given.name)
+    return str(graph_input.name)
 
 
 def scopes_of(nodes: Sequence[ir.Node]) -> list[str]:
     """Return the modules of nodes, by the names of what they compute and of their weights."""
-    found = []
+    scopes = []
     for node in nodes:
         names = [str(node.name or ""), *(str(value.name) for value in node.outputs)]
         scope = next((scope for name in names if (scope := _scope(name))), "")
         weights = [str(value.name) for value in node.inputs if value is not None and value.is_initializer()]
         weight = next((name for name in weights if "." in name and "/" not in name), "")
-        found.append(scope or weight.rpartition(".")[0])
-    return [scope for scope in found if scope]
+        scopes.append(scope or weight.rpartition(".")[0])
+    return [scope for scope in scopes if scope]
 
 
 def _scope(name: str) -> str:

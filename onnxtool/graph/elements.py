@@ -99,11 +99,11 @@ def compute(node: onnx.NodeProto, scope: Scope, version: int, max_elements: int)
     reads = reads_of(node)
     if node.op_type not in _COMPUTED or len(node.output) > 1 or any(name not in scope.numbers for name in reads):
         return None
-    given = {name: scope.numbers[name] for name in reads}
-    if not stays_small(node, given, max_elements):
+    arrays = {name: scope.numbers[name] for name in reads}
+    if not stays_small(node, arrays, max_elements):
         return None
     with suppress(*WRONG), np.errstate(all="ignore"):
-        computed = evaluate(node, given, version)
+        computed = evaluate(node, arrays, version)
         return computed if is_small(computed.shape, max_elements) and computed.dtype.kind in "biuf" else None
     return None
 
@@ -130,15 +130,15 @@ def move(node: onnx.NodeProto, scope: Scope, version: int) -> NDArray[Any] | Non
         return None
     # The operator moves indices into a list of the elements.
     elements: list[Size] = []
-    given = {name: scope.numbers[name] for name in reads if name not in moved}
+    arrays = {name: scope.numbers[name] for name in reads if name not in moved}
     for name in moved:
         known = scope.sizes.get(name, scope.numbers.get(name))
         if known is None:
             return None
-        given[name] = np.arange(len(elements), len(elements) + known.size).reshape(known.shape)
+        arrays[name] = np.arange(len(elements), len(elements) + known.size).reshape(known.shape)
         elements.extend(known.reshape(-1).tolist())
     with suppress(*WRONG):
-        places = evaluate(node, given, version)
+        places = evaluate(node, arrays, version)
         return _objects([elements[place] for place in places.reshape(-1).tolist()]).reshape(places.shape)
     return None
 
@@ -149,11 +149,11 @@ def _objects(sizes: Sequence[Size]) -> NDArray[Any]:
     return array
 
 
-def evaluate(node: onnx.NodeProto, given: Numbers, version: int) -> NDArray[Any]:
+def evaluate(node: onnx.NodeProto, feeds: Numbers, version: int) -> NDArray[Any]:
     """Compute a single-output node with ONNX's reference implementation from its input arrays, keyed by name."""
     opsets = [helper.make_opsetid("", version)]  # for a bare node it would use the latest
-    function = helper.make_function("", "one", list(given), list(node.output), [node], opsets)
-    return np.asarray(ReferenceEvaluator(function).run(None, given, attributes={})[0])
+    function = helper.make_function("", "one", list(feeds), list(node.output), [node], opsets)
+    return np.asarray(ReferenceEvaluator(function).run(None, feeds, attributes={})[0])
 
 
 def _slice_of(shape: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
@@ -161,24 +161,24 @@ def _slice_of(shape: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[A
     return shape[attributes.get("start", 0) : attributes.get("end")]
 
 
-def stays_small(node: onnx.NodeProto, given: Mapping[str, NDArray[Any]], max_elements: int) -> bool:
+def stays_small(node: onnx.NodeProto, arrays: Mapping[str, NDArray[Any]], max_elements: int) -> bool:
     """Return whether a node's result is small if its inputs, keyed by name, are a few numbers."""
     if node.op_type == "Range":
-        start, limit, delta = (float(given[name]) for name in node.input)
+        start, limit, delta = (float(arrays[name]) for name in node.input)
         return bool(delta) and abs((limit - start) / delta) <= max_elements
     if node.op_type == "ConstantOfShape":
-        return is_small([int(size) for size in given[node.input[0]].flat], max_elements)
+        return is_small([int(size) for size in arrays[node.input[0]].flat], max_elements)
     if node.op_type == "Concat":
-        return sum(given[name].size for name in node.input) <= max_elements
+        return sum(arrays[name].size for name in node.input) <= max_elements
     if node.op_type == "Gather":
-        data, indices = (given[name] for name in node.input)
+        data, indices = (arrays[name] for name in node.input)
         axis = attributes_of(node).get("axis", 0)
         return is_small((*np.delete(data.shape, axis).tolist(), *indices.shape), max_elements)
     if node.op_type not in BROADCASTING:
         return True
-    shapes = [given[name].shape for name in node.input]
+    shapes = [arrays[name].shape for name in node.input]
     if node.op_type == "Expand":
-        shapes[1] = tuple(int(size) for size in given[node.input[1]].flat)
+        shapes[1] = tuple(int(size) for size in arrays[node.input[1]].flat)
     return is_small(np.broadcast_shapes(*shapes), max_elements)
 
 

@@ -121,12 +121,12 @@ class Inference:
         if sizes is not None and is_small(sizes.shape, MAX_ELEMENTS):
             return [self._keep_sizes(node, sizes, scope)]
         inferred = self._infer_by_onnx(node, scope, row.onnx_name if row is not None else "")
-        found = [read_type(inferred.get(name)) for name in node.output]
+        outputs = [read_type(inferred.get(name)) for name in node.output]
         if node.op_type == "Split" and not node.domain:
-            return _pieces(found, scope.values.get(node.input[0]), attributes_of(node))
+            return _pieces(outputs, scope.values.get(node.input[0]), attributes_of(node))
         if node.op_type == "Reshape" and not node.domain and len(node.input) > 1:
-            return [_reshaped(found[0], scope.values.get(node.input[1]))]
-        return found
+            return [_reshaped(outputs[0], scope.values.get(node.input[1]))]
+        return outputs
 
     def _keep_sizes(self, node: onnx.NodeProto, sizes: NDArray[Any], scope: Scope) -> Value:
         """Record sizes that `node` computes or moves, and return the shape and dtype of its output."""
@@ -153,8 +153,10 @@ class Inference:
             named = {name: scope.sizes[name] for name in types if name in scope.sizes and name not in numbers}
             if named:
                 return _infer_by_names(node, types, numbers, named, opsets)
-            found: Mapping[str, onnx.TypeProto] = infer_node_outputs(schema, node, types, numbers, opset_imports=opsets)
-            return found
+            inferred: Mapping[str, onnx.TypeProto] = infer_node_outputs(
+                schema, node, types, numbers, opset_imports=opsets
+            )
+            return inferred
         except (onnx.checker.ValidationError, onnx.defs.SchemaError) as error:
             raise LookupError(node.op_type) from error
         except onnx.shape_inference.InferenceError:
@@ -166,10 +168,10 @@ class Inference:
             if known.HasField("tensor_type"):
                 types[name].tensor_type.ClearField("shape")
         try:
-            found = infer_node_outputs(schema, node, types, opset_imports=opsets)
+            inferred = infer_node_outputs(schema, node, types, opset_imports=opsets)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             raise LookupError(node.op_type) from error
-        return found
+        return inferred
 
     def _type(self, name: str, scope: Scope) -> onnx.TypeProto:
         """Return what is known about a value as an onnx type; an empty type if nothing is."""
@@ -202,15 +204,15 @@ class Inference:
 
     def _bind(self, node: onnx.NodeProto, body: onnx.GraphProto, inner: Scope, attributes: Mapping[str, Any]) -> None:
         """Pass a node's values to the inputs of its body: the state for a Loop, and also slices for a Scan."""
-        given: list[Value | None] = [inner.values.get(name) for name in node.input]
+        inputs: list[Value | None] = [inner.values.get(name) for name in node.input]
         if node.op_type == "Loop":
-            states = [value and Value(None, value.dtype) for value in given[2:]]
-            given = [Value((), _INT64), Value((), _BOOL), *states]
+            states = [value and Value(None, value.dtype) for value in inputs[2:]]
+            inputs = [Value((), _INT64), Value((), _BOOL), *states]
         elif node.op_type == "Scan":
             if self._version < _FIRST_OPSET_OF_SCANS:
                 raise LookupError("the axis of the batch")
-            given = _slices(given, attributes)
-        for formal, value in zip(body.input, given, strict=False):
+            inputs = _slices(inputs, attributes)
+        for formal, value in zip(body.input, inputs, strict=False):
             inner.take(formal.name, Scope(), "")
             if value is not None:
                 inner.values[formal.name] = value
@@ -220,12 +222,12 @@ class Inference:
         inner = Scope()
         for formal, name in zip(function.input, node.input, strict=False):
             inner.take(formal, scope, name)
-        given = {attribute.name: attribute for attribute in (*function.attribute_proto, *node.attribute)}
+        attributes = {attribute.name: attribute for attribute in (*function.attribute_proto, *node.attribute)}
         outer = self._opsets
         self._opsets = {opset.domain: opset.version for opset in function.opset_import} or outer
         try:
             for body_node in function.node:
-                self._follow_node(_resolved(body_node, given), inner, depth + 1)
+                self._follow_node(_resolved(body_node, attributes), inner, depth + 1)
         finally:
             self._opsets = outer
         for formal, name in zip(function.output, node.output, strict=False):
@@ -252,8 +254,8 @@ def _infer_by_names(
     opsets: Sequence[onnx.OperatorSetIdProto],
 ) -> dict[str, onnx.TypeProto]:
     """Return what onnx infers for inputs that hold axis names, which it follows only through Shape and Concat."""
-    given = {*numbers, *named}
-    inputs = [helper.make_value_info(name, kind) for name, kind in types.items() if name not in given]
+    computed = {*numbers, *named}
+    inputs = [helper.make_value_info(name, kind) for name, kind in types.items() if name not in computed]
     nodes = []
     for name, sizes in named.items():
         if sizes.ndim != 1:
@@ -271,12 +273,12 @@ def _infer_by_names(
     model = onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets), data_prop=True)
     known = {size for sizes in named.values() for size in sizes.flat}
     known |= {dim.dim_param for kind in types.values() for dim in kind.tensor_type.shape.dim}
-    found = {value.name: value.type for value in (*model.graph.output, *model.graph.value_info)}
-    for kind in found.values():
+    inferred = {value.name: value.type for value in (*model.graph.output, *model.graph.value_info)}
+    for kind in inferred.values():
         for dim in kind.tensor_type.shape.dim:
             if dim.dim_param not in known:  # generated by onnx
                 dim.Clear()
-    return found
+    return inferred
 
 
 def read_type(kind: onnx.TypeProto | None) -> Value | onnx.TypeProto | None:
@@ -322,10 +324,10 @@ def _better(declared: Value | None, inferred: Value | None) -> Value | None:
     if declared.shape is None or inferred.shape is None or len(declared.shape) != len(inferred.shape):
         return Value(inferred.shape if inferred.shape is not None else declared.shape, dtype)
     pairs = zip(declared.shape, inferred.shape, strict=True)
-    return Value(tuple(other if one is None or isinstance(other, int) else one for one, other in pairs), dtype)
+    return Value(tuple(other if stated is None or isinstance(other, int) else stated for stated, other in pairs), dtype)
 
 
-def _resolved(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
+def _resolved(node: onnx.NodeProto, passed: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
     """Return a function's node with the attributes that it takes from the call."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
@@ -333,8 +335,8 @@ def _resolved(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) ->
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             copy.attribute.append(attribute)
-        elif attribute.ref_attr_name in given:
-            copy.attribute.append(given[attribute.ref_attr_name])
+        elif attribute.ref_attr_name in passed:
+            copy.attribute.append(passed[attribute.ref_attr_name])
             copy.attribute[-1].name = attribute.name
     return copy
 
@@ -342,14 +344,14 @@ def _resolved(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) ->
 _MOST_TIMES = 1 << 31
 
 
-def _slices(given: Sequence[Value | None], attributes: Mapping[str, Any]) -> list[Value | None]:
+def _slices(inputs: Sequence[Value | None], attributes: Mapping[str, Any]) -> list[Value | None]:
     """Return what a Scan body reads: the states unchanged, and a slice of each other input."""
-    states = len(given) - int(attributes["num_scan_inputs"])
+    states = len(inputs) - int(attributes["num_scan_inputs"])
     return [
         value
         if index < states or value is None or value.shape is None
         else Value(_without(value.shape, _axis(attributes, "scan_input_axes", index - states)), value.dtype)
-        for index, value in enumerate(given)
+        for index, value in enumerate(inputs)
     ]
 
 
@@ -390,7 +392,7 @@ def _agreed(values: Sequence[Value | None]) -> Value | None:
     if len(shapes) < len(known) or len({len(shape) for shape in shapes}) > 1:
         return Value(None, known[0].dtype)
     sizes = [set(sizes) for sizes in zip(*shapes, strict=True)]
-    return Value(tuple(one.pop() if len(one) == 1 else None for one in sizes), known[0].dtype)
+    return Value(tuple(choices.pop() if len(choices) == 1 else None for choices in sizes), known[0].dtype)
 
 
 def _axis(attributes: Mapping[str, Any], name: str, index: int) -> int:

@@ -117,16 +117,16 @@ def broadcast(first: Shape, second: Shape) -> Shape:
     """Return the shape of an elementwise operation on two tensors."""
     length = max(len(first), len(second))
     sides = ((1,) * (length - len(first)) + first, (1,) * (length - len(second)) + second)
-    return tuple(_common(one, other) for one, other in zip(*sides, strict=True))
+    return tuple(_common(size, other) for size, other in zip(*sides, strict=True))
 
 
-def _common(one: Size, other: Size) -> Size:
-    if one == 1:
-        return other
-    if other == 1 or one == other:
-        return one
+def _common(first: Size, second: Size) -> Size:
+    if first == 1:
+        return second
+    if second == 1 or first == second:
+        return first
     # A name combined with a number can only be that number, or 1; for two names nothing is known.
-    return next((size for size in (one, other) if isinstance(size, int)), None)
+    return next((size for size in (first, second) if isinstance(size, int)), None)
 
 
 class Attended(NamedTuple):

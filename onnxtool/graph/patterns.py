@@ -43,8 +43,8 @@ def match_normalized(node: ir.Node) -> Normalized | None:
         reciprocal = producer(inverse, "Reciprocal", "Div")
         if reciprocal is None or (reciprocal.op_type == "Div" and scalar(reciprocal.inputs[0]) != 1):
             continue
-        if (found := _match_root(value, reciprocal.inputs[-1], (node, reciprocal))) is not None:
-            return replace(found, factor=inverse)
+        if (normalized := _match_root(value, reciprocal.inputs[-1], (node, reciprocal))) is not None:
+            return replace(normalized, factor=inverse)
     return None
 
 
@@ -71,7 +71,7 @@ def mean_of(node: ir.Node | None) -> ir.Value | None:
 def _match_root(value: ir.Value | None, root: ir.Value | None, nodes: tuple[ir.Node, ...]) -> Normalized | None:
     sqrt = producer(root, "Sqrt")
     add = None if sqrt is None else producer(sqrt.inputs[0], "Add")
-    parts = None if add is None else operands(add, lambda one: scalar(one) is not None)
+    parts = None if add is None else operands(add, lambda operand: scalar(operand) is not None)
     mean = None if parts is None else producer(parts[1], "ReduceMean")
     square = producer(mean_of(mean))
     if value is None or sqrt is None or add is None or parts is None or mean is None or square is None:
@@ -97,8 +97,8 @@ def _are_equal(first: ir.Value | None, second: ir.Value) -> bool:
     """Return whether two values are equal or equal differences: exporters compute x minus its mean twice."""
     if first is second:
         return True
-    one, other = producer(first, "Sub"), producer(second, "Sub")
-    return one is not None and other is not None and tuple(one.inputs) == tuple(other.inputs)
+    left, right = producer(first, "Sub"), producer(second, "Sub")
+    return left is not None and right is not None and tuple(left.inputs) == tuple(right.inputs)
 
 
 _END = np.iinfo(np.int32).max  # a Slice beyond this ends where its input does
@@ -162,7 +162,7 @@ def _half(value: ir.Value | None, *, second: bool) -> ir.Value | None:
     starts, ends, axes, steps = (
         constant(operand) if operand is not None else None for operand in [*node.inputs[1:], *[None] * 4][:4]
     )
-    if starts is None or ends is None or axes is None or axes.tolist() not in [[one] for one in _LAST]:
+    if starts is None or ends is None or axes is None or axes.tolist() not in [[axis] for axis in _LAST]:
         return None
     if steps is not None and steps[0] != 1:
         return None

@@ -193,14 +193,16 @@ def _probes(proto: onnx.ModelProto, names: Sequence[str]) -> tuple[Mapping[str, 
     """Return two sets of sizes of the axes, small ones unless the model combines many into one step."""
     small = tuple(_sized(names, primes) for primes in _SMALL)
     if any(node.op_type in _OF_STEPS for node in proto.graph.node):
-        found = _shapes_of(_probe(proto, small[0]))
-        if any(len(shape) >= _RANK_OF_STATES and 0 in shape for shape in found.values()):
+        shapes = _shapes_of(_probe(proto, small[0]))
+        if any(len(shape) >= _RANK_OF_STATES and 0 in shape for shape in shapes.values()):
             return tuple(_sized(names, primes) for primes in _OF_SAMPLES)
     return small
 
 
 def _next_prime(number: int) -> int:
-    return next(one for one in count(number + 1) if all(one % by for by in range(2, int(one**0.5) + 1)))
+    return next(
+        candidate for candidate in count(number + 1) if all(candidate % by for by in range(2, int(candidate**0.5) + 1))
+    )
 
 
 def _probe(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> Scope:
@@ -227,9 +229,9 @@ def _shapes_of(scope: Scope) -> dict[str, Shape]:
 def fill_types(model: ir.Model) -> None:
     """Set the dtype of every value that has none; TorchScript's exporter omits it for intermediate values."""
     unknown = [output for node in model.graph for output in node.outputs if output.type is None]
-    found = infer_values(to_light_proto(model)).values if unknown else {}
+    values = infer_values(to_light_proto(model)).values if unknown else {}
     for output in unknown:
-        value = found.get(str(output.name))
+        value = values.get(str(output.name))
         if value is not None and value.dtype:
             output.dtype = ir.DataType(value.dtype)
 
@@ -250,17 +252,17 @@ def infer_types(model: ir.Model) -> Numbers:
     Returns:
         The elements of small values that follow only from constants and fixed shapes.
     """
-    found = infer_values(to_light_proto(model))
+    scope = infer_values(to_light_proto(model))
     for node in model.graph:
         for output in node.outputs:
-            value = found.values.get(str(output.name))
+            value = scope.values.get(str(output.name))
             if value is None:
                 continue
             if output.dtype is None and value.dtype:
                 output.dtype = ir.DataType(value.dtype)
             if value.shape is not None:
                 output.shape = ir.Shape(value.shape)
-    return found.numbers
+    return scope.numbers
 
 
 def infer_values(proto: onnx.ModelProto) -> Scope:

@@ -96,20 +96,20 @@ class Sizes:
                 left.remove(size)
             else:
                 right.append(size)
-        found, by = self._form(self.times(*left)), self._form(self.times(*right))
-        if len(by) != 1:
-            return 1 if by and found == by else None
-        ((term, factor),) = by.items()
+        dividend, divisor = self._form(self.times(*left)), self._form(self.times(*right))
+        if len(divisor) != 1:
+            return 1 if divisor and dividend == divisor else None
+        ((term, factor),) = divisor.items()
         quotient: Form = {}
-        for product, count in found.items():
-            rest = list(product)
+        for product, count in dividend.items():
+            remaining = list(product)
             for name in term:
-                if name not in rest:
+                if name not in remaining:
                     return None
-                rest.remove(name)
+                remaining.remove(name)
             if not factor or count % factor:
                 return None
-            quotient[tuple(rest)] = count // factor
+            quotient[tuple(remaining)] = count // factor
         return self._size(quotient)
 
     def is_at_least(self, size: int | str, other: int | str, *, least: int = 0) -> bool:
@@ -141,9 +141,9 @@ class Sizes:
             return first if isinstance(first, int) else second
         if first is None or second is None:
             return None
-        for one, other in ((first, second), (second, first)):
-            if other in self._bounds.get(one, ()):
-                self._join(one, other)
+        for size, other in ((first, second), (second, first)):
+            if other in self._bounds.get(size, ()):
+                self._join(size, other)
                 return other  # equal, or broadcast from 1
         return self.name(("broadcast", *sorted((first, second))))
 
@@ -207,6 +207,6 @@ class Sizes:
         form: Form = {(): count}
         for name in term:
             more = 0 if name in self._bounds or _CACHE in name else least
-            above = {tuple(sorted((*one, name))): times for one, times in form.items()}
-            form = self._sum([above, {one: times * more for one, times in form.items()}])
+            above = {tuple(sorted((*product, name))): times for product, times in form.items()}
+            form = self._sum([above, {product: times * more for product, times in form.items()}])
         return form

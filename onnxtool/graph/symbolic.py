@@ -68,18 +68,18 @@ class SymbolicInference(Inference):
 
     def _infer(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value | onnx.TypeProto | None]:
         elements = None if node.domain else self._elements(node, scope)
-        found = list(super()._infer(node, scope))
-        if elements is not None and node.output[0] not in scope.numbers and found:
-            found[0] = self._keep(node, elements, found[0], scope)
-            return found
+        outputs = list(super()._infer(node, scope))
+        if elements is not None and node.output[0] not in scope.numbers and outputs:
+            outputs[0] = self._keep(node, elements, outputs[0], scope)
+            return outputs
         if node.domain:
-            return found
+            return outputs
         rule = self._rules.get(node.op_type, self._broadcast if node.op_type in _ELEMENTWISE else None)
         shapes = None if rule is None else rule(node, scope)
-        for index, value in enumerate(found):
+        for index, value in enumerate(outputs):
             if isinstance(value, Value):
-                found[index] = self._better(node, scope, index, value, shapes)
-        return found
+                outputs[index] = self._better(node, scope, index, value, shapes)
+        return outputs
 
     def _better(
         self, node: onnx.NodeProto, scope: Scope, index: int, value: Value, shapes: Sequence[Sequence[Size]] | None
@@ -136,10 +136,10 @@ class SymbolicInference(Inference):
         if node.op_type == "Size":
             dims = self._dims(node, scope)
             return None if dims is None else np.array(self._sizes.times(*dims), object)
-        given = [self._known(name, scope) for name in reads]
-        if not any(name in scope.sizes for name in reads) or any(one is None for one in given):
+        known_arrays = [self._known(name, scope) for name in reads]
+        if not any(name in scope.sizes for name in reads) or any(array is None for array in known_arrays):
             return None
-        operands = [one for one in given if one is not None]
+        operands = [array for array in known_arrays if array is not None]
         compute = self._operators().get(node.op_type)
         if compute is not None:
             shape = np.broadcast_shapes(*(operand.shape for operand in operands))
@@ -177,12 +177,14 @@ class SymbolicInference(Inference):
             "Max": _known_only(lambda *sizes: reduce(self._larger, sizes)),
             "Equal": _known_only(self._equal),
             "Less": _known_only(self._less),
-            "Greater": _known_only(lambda one, other: self._less(other, one)),
-            "LessOrEqual": _known_only(lambda one, other: _not(self._less(other, one))),
-            "GreaterOrEqual": _known_only(lambda one, other: _not(self._less(one, other))),
+            "Greater": _known_only(lambda first, second: self._less(second, first)),
+            "LessOrEqual": _known_only(lambda first, second: _not(self._less(second, first))),
+            "GreaterOrEqual": _known_only(lambda first, second: _not(self._less(first, second))),
             "Not": _not,
-            "And": lambda one, other: False if False in (one, other) else None if None in (one, other) else True,
-            "Or": lambda one, other: True if True in (one, other) else None if None in (one, other) else False,
+            "And": lambda first, second: (
+                False if False in (first, second) else None if None in (first, second) else True
+            ),
+            "Or": lambda first, second: True if True in (first, second) else None if None in (first, second) else False,
             "Where": _chosen,
         }
 
@@ -213,13 +215,13 @@ class SymbolicInference(Inference):
         signed = not all(self._sizes.is_at_least(size, 0) for size in bounds)
         return self._sizes.name(("Min", *sorted(bounds, key=str)), signed=signed, bounds=bounds)
 
-    def _larger(self, one: int | str, other: int | str) -> int | str:
-        for larger, smaller in ((one, other), (other, one)):
+    def _larger(self, first: int | str, other: int | str) -> int | str:
+        for larger, smaller in ((first, other), (other, first)):
             if self._sizes.is_at_least(larger, smaller):
                 return larger
-        self._sizes.note_turn(one, other)
-        signed = not any(self._sizes.is_at_least(size, 0) for size in (one, other))
-        return self._sizes.name(("Max", *sorted((one, other), key=str)), signed=signed)
+        self._sizes.note_turn(first, other)
+        signed = not any(self._sizes.is_at_least(size, 0) for size in (first, other))
+        return self._sizes.name(("Max", *sorted((first, other), key=str)), signed=signed)
 
     def _sign(self, size: int | str) -> int | None:
         """Return 1 for any non-empty axis; exporters query it for Python's floor division."""
@@ -259,8 +261,8 @@ class SymbolicInference(Inference):
         """Return the elements of an input, or of an attribute in older opsets; None if unknown."""
         name = node.input[index] if index < len(node.input) else ""
         if not name:
-            found = attributes_of(node).get(attribute)
-            return None if found is None else list(found)
+            values = attributes_of(node).get(attribute)
+            return None if values is None else list(values)
         elements = self._known(name, scope)
         return None if elements is None else elements.reshape(-1).tolist()
 
@@ -284,8 +286,8 @@ class SymbolicInference(Inference):
 
     def _broadcast_shapes(self, first: Sequence[Size], second: Sequence[Size]) -> list[Size]:
         rank = max(len(first), len(second))
-        one, other = ((*[1] * (rank - len(side)), *side) for side in (first, second))
-        return [self._sizes.broadcast(*pair) for pair in zip(one, other, strict=True)]
+        left, right = ((*[1] * (rank - len(side)), *side) for side in (first, second))
+        return [self._sizes.broadcast(*pair) for pair in zip(left, right, strict=True)]
 
     def _expand(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
         value, target = scope.values.get(node.input[0]), self._sized(self._list(node, scope, 1))
@@ -360,7 +362,7 @@ class SymbolicInference(Inference):
 
     def _range(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
         known = [self._known(name, scope) for name in node.input]
-        start, limit, step = (None if one is None or one.size != 1 else one.reshape(-1)[0] for one in known)
+        start, limit, step = (None if array is None or array.size != 1 else array.reshape(-1)[0] for array in known)
         if start is None or limit is None or step != 1 or isinstance(start, float) or isinstance(limit, float):
             return None
         return [[self._length(self._sizes.minus(limit, start))]]
@@ -373,18 +375,20 @@ class SymbolicInference(Inference):
             if value.shape is None or any(size == 0 and axis >= len(value.shape) for axis, size in enumerate(target)):
                 return None
             target = [value.shape[axis] if size == 0 else size for axis, size in enumerate(target)]
-        rest = target.index(-1) if -1 in target else None
-        result = [size if axis == rest else self._length(size) for axis, size in enumerate(target)]
-        if rest is None:
+        inferred_axis = target.index(-1) if -1 in target else None
+        result = [size if axis == inferred_axis else self._length(size) for axis, size in enumerate(target)]
+        if inferred_axis is None:
             return [result]
-        others = [size for axis, size in enumerate(result) if axis != rest and size is not None]
+        known_sizes = [size for axis, size in enumerate(result) if axis != inferred_axis and size is not None]
         dims = self._dims(node, scope)
-        if dims is None or len(others) < len(result) - 1:
-            result[rest] = None
+        if dims is None or len(known_sizes) < len(result) - 1:
+            result[inferred_axis] = None
             return [result]
-        result[rest] = self._sizes.quotient(dims, others)
-        if result[rest] is None and 0 not in others:
-            result[rest] = self._sizes.name(("Reshape", self._sizes.times(*dims), self._sizes.times(*others)))
+        result[inferred_axis] = self._sizes.quotient(dims, known_sizes)
+        if result[inferred_axis] is None and 0 not in known_sizes:
+            result[inferred_axis] = self._sizes.name(
+                ("Reshape", self._sizes.times(*dims), self._sizes.times(*known_sizes))
+            )
         return [result]
 
     def _resize(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
@@ -478,10 +482,10 @@ def _not(truth: bool | None) -> bool | None:
     return None if truth is None else not truth
 
 
-def _chosen(which: bool | None, one: Any, other: Any) -> Any:
-    if which is None:
-        return one if one == other else None
-    return one if which else other
+def _chosen(condition: bool | None, yes: Any, no: Any) -> Any:
+    if condition is None:
+        return yes if yes == no else None
+    return yes if condition else no
 
 
 def _known_only(compute: Callable[..., Any]) -> Callable[..., Any]:

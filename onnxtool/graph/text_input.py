@@ -119,13 +119,13 @@ def serialized(front: ir.Model) -> bytes:
 def put_before(core: ir.Model, front: ir.Model) -> None:
     """Let a graph read texts, in place; `front` is used up."""
     graph, before = core.graph, front.graph
-    given = {value.name: value for value in before.outputs}
+    outputs = {value.name: value for value in before.outputs}
     for value in list(graph.inputs):
-        source = given[value.name]
+        source = outputs[value.name]
         value.name = f"{SCOPE}/{value.name}"  # two values of one name, until the input is gone
         source.type, source.shape = value.type, value.shape
         ir.convenience.replace_all_uses_with(value, source)
-    texts, nodes, count = list(before.inputs), list(before), given[COUNT]
+    texts, nodes, count = list(before.inputs), list(before), outputs[COUNT]
     before.inputs.clear()
     before.outputs.clear()
     before.remove(nodes)
@@ -180,20 +180,20 @@ def _rows(
     write: StringGraph, tokenizer: GraphTokenizer, frame: Frame, texts: Sequence[ir.Value]
 ) -> Mapping[str, ir.Value]:
     """Write ids, their mask and so on, by name: int64 [N, S] each, and N; one row if there are no texts."""
-    given = list(texts)
+    prompted = list(texts)
     if frame.prompt:
-        given[0] = write.replace(given[0], "(?s)^(.*)$", frame.prompt.replace("\\", "\\\\") + r"\1")
+        prompted[0] = write.replace(prompted[0], "(?s)^(.*)$", frame.prompt.replace("\\", "\\\\") + r"\1")
     # One more text, because operators on strings refuse none, and many graphs refuse a batch of none.
-    rows = write.op("Concat", *(part for text in given for part in (text, write.string(""))), axis=0)
-    tokens = tokenizer.read(write, rows)
+    rows = write.op("Concat", *(part for text in prompted for part in (text, write.string(""))), axis=0)
+    tokens = tokenizer.tokenize(write, rows)
     count = write.op("Shape", texts[0])
-    num_rows, read, begin = write.op("Max", count, write.array([1])), [], write.array([0])
+    num_rows, tokenized, begin = write.op("Max", count, write.array([1])), [], write.array([0])
     for _ in texts:
         end = write.op("Add", begin, num_rows)
         part = (write.op("Slice", value, begin, end) for value in (tokens.begins, tokens.lengths))
-        read.append(Tokens(tokens.flat, *part))
+        tokenized.append(Tokens(tokens.flat, *part))
         begin = write.op("Add", begin, write.op("Add", count, write.array([1])))
-    kept = _kept(write, frame, [part.lengths for part in read])
+    kept = _kept(write, frame, [part.lengths for part in tokenized])
     total = write.array(frame.num_framing)
     for length in kept:
         total = write.op("Add", total, length)
@@ -215,9 +215,9 @@ def _rows(
             size = write.array(len(segment.ids))
             used += len(segment.ids)
         else:
-            first, length = read[segment.text].begins, kept[segment.text]
+            first, length = tokenized[segment.text].begins, kept[segment.text]
             if frame.cuts_left:
-                first = write.op("Add", first, write.op("Sub", read[segment.text].lengths, length))
+                first = write.op("Add", first, write.op("Sub", tokenized[segment.text].lengths, length))
             first, size = (write.op("Unsqueeze", value, write.array([1])) for value in (first, length))
         begin = write.array(0) if start is None else start
         inside = write.op("GreaterOrEqual", place, begin)
@@ -228,11 +228,11 @@ def _rows(
     ids = write.op("Gather", flat, write.op("Where", attended, source, padding))
     mask = write.op("Cast", attended, to=ir.DataType.INT64.value)
     nowhere = write.array(frame.pad_segment_id)
-    found = {IDS: ids, MASK: mask, TYPES: write.op("Where", attended, segments, nowhere)}
+    outputs = {IDS: ids, MASK: mask, TYPES: write.op("Where", attended, segments, nowhere)}
     pooled = write.op("And", attended, write.op("GreaterOrEqual", place, write.array(frame.num_prompt)))
-    found[POOLED] = write.op("Cast", pooled, to=ir.DataType.INT64.value)
+    outputs[POOLED] = write.op("Cast", pooled, to=ir.DataType.INT64.value)
     counted = write.op("Sub", write.op("CumSum", mask, write.array(1)), write.array(1))
-    return {**found, POSITIONS: write.op("Max", counted, write.array(0)), COUNT: count}
+    return {**outputs, POSITIONS: write.op("Max", counted, write.array(0)), COUNT: count}
 
 
 def _kept(write: StringGraph, frame: Frame, lengths: Sequence[ir.Value]) -> list[ir.Value]:

@@ -152,7 +152,7 @@ class GraphTokenizer(ABC):
     def append(self, graph: StringGraph, texts: ir.Value) -> Tokens:
         """Append the operators that read texts without added tokens: string [N], at least one and the last empty."""
 
-    def read(self, graph: StringGraph, texts: ir.Value) -> Tokens:
+    def tokenize(self, graph: StringGraph, texts: ir.Value) -> Tokens:
         """Append the operators that read texts: string [N], at least one and the last empty.
 
         Only where a text spells added tokens, its parts between them are read in place of it.
@@ -170,18 +170,18 @@ class GraphTokenizer(ABC):
         )
         parts = graph.op("Concat", parts, graph.string(""), axis=0)
         ids = graph.lookup(parts, {token.content: token.token_id for token in self.added}, -1)
-        found = graph.op("Greater", graph.op("ReduceMax", ids, keepdims=0), graph.array(-1))
+        is_added = graph.op("Greater", graph.op("ReduceMax", ids, keepdims=0), graph.array(-1))
 
         def one(value: ir.Value) -> Branch:
             return lambda inner: [inner.op("Identity", value)]
 
-        (strings,) = graph.branch(found, one(parts), one(texts))
-        read = self.append(graph, strings)
+        (strings,) = graph.branch(is_added, one(parts), one(texts))
+        tokens = self.append(graph, strings)
         return Tokens(
             *graph.branch(
-                found,
-                lambda inner: _regrouped(inner, read, ids, bounds),
-                lambda inner: [inner.op("Identity", value) for value in (read.flat, read.begins, read.lengths)],
+                is_added,
+                lambda inner: _regrouped(inner, tokens, ids, bounds),
+                lambda inner: [inner.op("Identity", value) for value in (tokens.flat, tokens.begins, tokens.lengths)],
             )
         )
 
@@ -239,8 +239,8 @@ class WordPiece(GraphTokenizer):
     @cached_property
     def incomplete(self) -> tuple[str, ...]:
         """Characters that are no piece of their own: a word that needs one is unknown."""
-        read = {letter for text in self.pieces.values() for letter in text}
-        single = [form for letter in sorted(read & self.letters) for form in (letter, _PREFIX + letter)]
+        used = {letter for text in self.pieces.values() for letter in text}
+        single = [form for letter in sorted(used & self.letters) for form in (letter, _PREFIX + letter)]
         return tuple(piece for piece in single if piece not in self.vocabulary)
 
     @cached_property
@@ -248,7 +248,7 @@ class WordPiece(GraphTokenizer):
         """Each character in terms of the vocabulary's letters, with all others as unknown ones."""
         same = {letter: letter for letter in (*self.letters, " ")}
         return {
-            key: "".join(one if one in self.letters or one == " " else UNKNOWN for one in text)
+            key: "".join(character if character in self.letters or character == " " else UNKNOWN for character in text)
             for key, text in {**same, **self.table}.items()
         }
 
@@ -272,10 +272,10 @@ class WordPiece(GraphTokenizer):
         characters = _characters(graph, texts, self.table)
         places = graph.lookup(characters, {key: place for place, key in enumerate(table)}, -1)
         known = graph.op("GreaterOrEqual", places, graph.array(0))
-        found = graph.op("Gather", graph.strings(list(table.values())), places)  # of -1 the last one
+        mapped = graph.op("Gather", graph.strings(list(table.values())), places)  # of -1 the last one
 
         def whole(inner: StringGraph) -> list[ir.Value]:
-            return [inner.join(found, "")]
+            return [inner.join(mapped, "")]
 
         def with_unknown(inner: StringGraph) -> list[ir.Value]:
             kinds = inner.join(inner.op("Where", known, inner.string(END), characters), _MARK)
@@ -283,7 +283,7 @@ class WordPiece(GraphTokenizer):
                 if characters_of := [key for key in self.kinds[text] if key not in RESERVED]:
                     kinds = inner.replace(kinds, f"[{ranges(characters_of)}]", by)
             other = inner.lookup(inner.split(kinds, _MARK), {_DROPPED: "", _APART: f" {UNKNOWN} "}, UNKNOWN)
-            joined = inner.join(inner.op("Where", known, found, other), "")
+            joined = inner.join(inner.op("Where", known, mapped, other), "")
             return [inner.replace(joined, f"[^ ]*{UNKNOWN}[^ ]*", UNKNOWN)]
 
         is_unknown = graph.op("Less", graph.op("ReduceMin", places, keepdims=0), graph.array(0))
@@ -393,16 +393,16 @@ class Unigram(GraphTokenizer):
         same = sorted({*self.marks, *(both[0] for both in self.pairs)})
         table = {**dict(zip(same, same, strict=True)), **self.table, END: END}
         places = graph.lookup(characters, {key: place for place, key in enumerate(table)}, -1)
-        found = graph.op("Gather", graph.strings(list(table.values())), places)
-        found = graph.op("Where", graph.op("Less", places, graph.array(0)), characters, found)
+        mapped = graph.op("Gather", graph.strings(list(table.values())), places)
+        mapped = graph.op("Where", graph.op("Less", places, graph.array(0)), characters, mapped)
         if self.marks:
             is_mark = graph.op("Gather", graph.array([key in self.marks for key in (*table, "")], np.int64), places)
-            (found,) = graph.branch(
+            (mapped,) = graph.branch(
                 graph.op("Greater", graph.op("ReduceMax", is_mark, keepdims=0), graph.array(0)),
-                lambda inner: [self._with_marks(inner, list(table), (characters, places, is_mark), found)],
-                lambda inner: [inner.op("Identity", found)],
+                lambda inner: [self._with_marks(inner, list(table), (characters, places, is_mark), mapped)],
+                lambda inner: [inner.op("Identity", mapped)],
             )
-        text = graph.join(found, "")
+        text = graph.join(mapped, "")
         for pattern, by in (
             *self.replaced,
             (f"([{SPACE}{END}])", r" \1"),
@@ -424,16 +424,18 @@ class Unigram(GraphTokenizer):
         is_spelled = graph.op("Equal", flat, graph.array(self.num_pieces))
         return _between(graph, graph.op("Where", is_spelled, graph.array(self.unknown), flat), ends)
 
-    def _with_marks(self, graph: StringGraph, keys: list[str], read: tuple[ir.Value, ...], alone: ir.Value) -> ir.Value:
+    def _with_marks(
+        self, graph: StringGraph, keys: list[str], by_character: tuple[ir.Value, ...], alone: ir.Value
+    ) -> ir.Value:
         """Return what the characters of a text become: string [C].
 
         Args:
             graph: where to write.
             keys: the characters with a place.
-            read: the characters, string [C]; their places, or -1, and whether each is a mark, int64 [C].
+            by_character: the characters, string [C]; their places, or -1, and whether each is a mark, int64 [C].
             alone: what each becomes without those around it, string [C].
         """
-        characters, places, is_mark = read
+        characters, places, is_mark = by_character
         end = graph.array([keys.index(END)])
         before = graph.op("Concat", end, graph.op("Slice", places, graph.array([0]), graph.array([-1])), axis=0)
         is_mark = graph.op("Where", graph.op("Equal", before, end), graph.array(0), is_mark)  # none begins a text
@@ -457,14 +459,16 @@ class Unigram(GraphTokenizer):
         leads = graph.op("And", begins, graph.op("Or", leads, is_pair))
         is_dropped = graph.op("And", graph.op("Greater", total(leads), graph.array(0)), graph.op("Not", leads))
         paired = graph.op("Gather", graph.strings([*self.pairs.values(), ""]), pair)
-        found = graph.op("Where", graph.op("And", leads, is_pair), paired, alone)
-        return graph.op("Where", is_dropped, graph.string(""), found)
+        mapped = graph.op("Where", graph.op("And", leads, is_pair), paired, alone)
+        return graph.op("Where", is_dropped, graph.string(""), mapped)
 
 
 def _characters(graph: StringGraph, texts: ir.Value, table: Mapping[str, str]) -> ir.Value:
     """Return the characters of texts, with END behind each text: string [C]."""
-    for by in sorted({table.get(one, UNKNOWN) for one in RESERVED}):
-        texts = graph.replace(texts, f"[{ranges(one for one in RESERVED if table.get(one, UNKNOWN) == by)}]", by)
+    for by in sorted({table.get(character, UNKNOWN) for character in RESERVED}):
+        texts = graph.replace(
+            texts, f"[{ranges(character for character in RESERVED if table.get(character, UNKNOWN) == by)}]", by
+        )
     text = graph.contrib("StringConcat", graph.join(texts, END), graph.string(END))
     return graph.split(graph.replace(text, "(?s)(.)", rf"\1{_MARK}"), _MARK)
 
@@ -478,7 +482,9 @@ def _between(graph: StringGraph, flat: ir.Value, ends: ir.Value) -> Tokens:
 
 def _escaped(text: str) -> str:
     """Return a regular expression of RE2 for a text."""
-    return "".join(one if one.isalnum() and one.isascii() else f"\\x{{{ord(one):X}}}" for one in text)
+    return "".join(
+        character if character.isalnum() and character.isascii() else f"\\x{{{ord(character):X}}}" for character in text
+    )
 
 
 def ranges(characters: Iterable[str]) -> str:
