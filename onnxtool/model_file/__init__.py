@@ -582,9 +582,9 @@ def save_beside(model: ir.Model, staging: Staging, name: str, *, max_inline_byte
     """
     output = staging.output.with_name(name)
     staging.obsolete_data.extend(_own_data(output))
-    beside = Staging(staging.folder, output, staging.root)
-    beside.locations = staging.locations
-    return save_model(model, beside, max_inline_bytes=max_inline_bytes)
+    other = Staging(staging.folder, output, staging.root)
+    other.locations = staging.locations
+    return save_model(model, other, max_inline_bytes=max_inline_bytes)
 
 
 @contextmanager

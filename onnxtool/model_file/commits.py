@@ -69,17 +69,17 @@ def commit(hidden: Path, files: Sequence[Path], obsolete: Sequence[Path], obsole
         old = []
     moves = [(file, hidden / "replaced" / file.relative_to(hidden.parent)) for file in old]
     moves += [(source, file) for file, source in staged.items()]
-    done: list[tuple[Path, Path]] = []
+    moved: list[tuple[Path, Path]] = []
     with critical():
         try:
             for source, target in moves:
-                if len(done) == len(old) > 0:
+                if len(moved) == len(old) > 0:
                     _force_names(old)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 source.replace(target)
-                done.append((source, target))
+                moved.append((source, target))
         except OSError:
-            for source, target in done[::-1]:
+            for source, target in moved[::-1]:
                 target.replace(source)
             raise
         _force_names((*old, *files))
@@ -98,8 +98,8 @@ def remove_stages(output: Path) -> None:
     name = re.compile(rf"\.{re.escape(output.name)}\.[0-9a-f]{{8}}\.partial", re.DOTALL)
     for root in list(output.parents)[:_DEPTH]:
         with suppress(OSError):
-            found = [path for path in root.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]
-            for path in found:
+            leftovers = [path for path in root.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]
+            for path in leftovers:
                 with suppress(OutputExistsError), folder_lock(root, waits=True), folder_lock(path) as is_ended:
                     if is_ended:
                         shutil.rmtree(path)

@@ -41,8 +41,8 @@ def settle_domains(model: onnx.ModelProto) -> onnx.ModelProto:
     for holder in (model, *model.functions):
         imports = {opset.domain: opset.version for opset in holder.opset_import}
         settle_imports(imports)
-        for one, (domain, version) in zip(holder.opset_import, imports.items(), strict=False):
-            one.domain, one.version = domain, version
+        for entry, (domain, version) in zip(holder.opset_import, imports.items(), strict=False):
+            entry.domain, entry.version = domain, version
         del holder.opset_import[len(imports) :]
     for function in model.functions:
         function.domain = settled(function.domain)

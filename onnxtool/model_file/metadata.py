@@ -100,8 +100,8 @@ class TextInput(NamedTuple):
         if not self.texts:
             return (reads, "its tokenizer was not compared with the checkpoint's")
         same = f"{self.texts - sum(self.differences.values()):,} of {self.texts:,} {unit}"
-        others = (f"others: {count:,} {kind}" for kind, count in self.differences.items())
-        return (reads, f"its tokenizer gives the ids, masks and types of the checkpoint's on {same}", *others)
+        exceptions = (f"others: {count:,} {kind}" for kind, count in self.differences.items())
+        return (reads, f"its tokenizer gives the ids, masks and types of the checkpoint's on {same}", *exceptions)
 
     @property
     def entry(self) -> dict[str, str]:

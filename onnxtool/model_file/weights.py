@@ -390,8 +390,8 @@ def _without_data(data: Data, place: Span, location: str) -> bytes:
     message = bytearray()
     for name, (tag, start, end) in parts:
         if name == "raw_data":
-            where = {"location": location, "offset": str(start), "length": str(end - start)}
-            for key, value in where.items():
+            entries = {"location": location, "offset": str(start), "length": str(end - start)}
+            for key, value in entries.items():
                 message += encode_entry(_EXTERNAL_DATA, key, value)
             message += encode_number(_DATA_LOCATION, _EXTERNAL)
         elif name not in ("external_data", "data_location"):

@@ -132,9 +132,9 @@ def _compare_weights(model: Mapping[str, Weight], base: Mapping[str, Weight]) ->
         content = _content(model[name])
         if content is not None and content in gone:
             renamed[gone.pop(content)] = name
-    found = frozenset(renamed.values())
+    new_names = frozenset(renamed.values())
     delta = _compare_mappings(
-        {name: _describe(weight) for name, weight in model.items() if name not in found},
+        {name: _describe(weight) for name, weight in model.items() if name not in new_names},
         {name: _describe(weight) for name, weight in base.items() if name not in renamed},
     )
     return delta, dict(sorted(renamed.items()))

@@ -135,8 +135,8 @@ def _layers(structure: Structure) -> dict[str, Layer]:
     """Return nodes and bytes of each part of the model, in natural order: layer 2 before layer 10."""
     scopes = sorted({*structure.scopes, *structure.scope_bytes} - {""}, key=_by_numbers)
     layers = {scope: Layer(structure.scopes.get(scope, 0), structure.scope_bytes.get(scope, 0)) for scope in scopes}
-    rest = Layer(structure.scopes.get("", 0), structure.scope_bytes.get("", 0))
-    return layers | {NO_SCOPE: rest} if layers and any(rest) else layers
+    unscoped = Layer(structure.scopes.get("", 0), structure.scope_bytes.get("", 0))
+    return layers | {NO_SCOPE: unscoped} if layers and any(unscoped) else layers
 
 
 def _by_numbers(scope: str) -> tuple[tuple[bool, int, str], ...]:

@@ -103,10 +103,10 @@ class GateResult(NamedTuple):
     base_value: Fraction | None = None
 
     def __str__(self) -> str:
-        found, fails = f"{self.gate.figure} is {_format(self.value)}", f"fails if {self.gate.expression}"
+        stated, fails = f"{self.gate.figure} is {_format(self.value)}", f"fails if {self.gate.expression}"
         if self.base_value is None:
-            return f"{found}, {fails}"
-        return f"{found}, {_format(self.base_value)} in the base, {fails}: a threshold of {_format(self.threshold)}"
+            return f"{stated}, {fails}"
+        return f"{stated}, {_format(self.base_value)} in the base, {fails}: a threshold of {_format(self.threshold)}"
 
 
 def parse_gate(expression: str) -> Gate:
@@ -120,8 +120,8 @@ def parse_gate(expression: str) -> Gate:
     end = _end_of(expression, start, "<>=!")
     symbol = expression[start:end]
     if not symbol:
-        what = f"after {figure!r}" if start == len(expression) else f"but {expression[start]!r}"
-        raise _malformed(expression, f"no comparison {what}", start)
+        context = f"after {figure!r}" if start == len(expression) else f"but {expression[start]!r}"
+        raise _malformed(expression, f"no comparison {context}", start)
     if symbol not in OPERATORS:
         raise _malformed(expression, f"no operator {symbol}", start, f"use one of {' '.join(OPERATORS)}")
     start = _end_of(expression, end, _SPACES)
@@ -176,8 +176,8 @@ def _read_figure(text: str) -> tuple[str, int]:
 
 def _read_path(text: str, position: int) -> tuple[str, int]:
     start = _end_of(text, position, _SPACES)
-    found = _PATH.match(text, start)
-    end = found.end() if found else start
+    match = _PATH.match(text, start)
+    end = match.end() if match else start
     if text[end : end + 1] == '"' and (end == start or text[end - 1] == "."):
         raise _malformed(text, "no closing quote", end)
     path = text[start:end].replace('"', "").strip()

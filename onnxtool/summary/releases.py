@@ -204,10 +204,10 @@ def _order(release: str) -> list[int]:
 @cache
 def _later() -> dict[str, list[tuple[str, str]]]:
     """Return the later features of each operator, named as in `Stats.ops`, with their releases."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    features: dict[str, list[tuple[str, str]]] = {}
     for operator, feature, release in _read_tables():
-        found.setdefault(operator, []).append((feature, release))
-    return found
+        features.setdefault(operator, []).append((feature, release))
+    return features
 
 
 def _read_tables() -> Iterator[tuple[str, str, str]]:
@@ -220,13 +220,13 @@ def _read_tables() -> Iterator[tuple[str, str, str]]:
 
 def _needs(feature: str, usage: Usage, opset: int) -> bool:
     """Whether nodes of this opset need a feature of their operator."""
-    kind, rest = feature[:1], feature[1:]
+    kind, detail = feature[:1], feature[1:]
     if kind == "/":
-        return usage.most_inputs >= int(rest)
+        return usage.most_inputs >= int(detail)
     if kind == "#":
-        return int(rest) in usage.given_inputs
+        return int(detail) in usage.given_inputs
     if kind == "@":
-        return opset >= int(rest)
-    name, _, number = rest.partition("=")
+        return opset >= int(detail)
+    name, _, number = detail.partition("=")
     value = usage.attributes.get(name)
     return not kind or (value is not None and value >= int(number or value))

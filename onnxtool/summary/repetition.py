@@ -81,9 +81,9 @@ def _find_runs(tokens: Sequence[int]) -> list[_Run]:
         ranks = [pairs.setdefault(pair, len(pairs)) for pair in zip(ranks, ranks[width:], strict=False)]
         width *= 2
     runs = [
-        _Run(found.start(), found.end() + period, period)
+        _Run(match.start(), match.end() + period, period)
         for period, _ in periods.most_common(_MAX_PERIODS)
-        for found in re.finditer(rb"\x01{%d,}" % period, bytes(map(eq, tokens, tokens[period:])))
+        for match in re.finditer(rb"\x01{%d,}" % period, bytes(map(eq, tokens, tokens[period:])))
     ]
     # Of two that cover the same nodes, the one with more blocks.
     return sorted(runs, key=lambda run: (run.start - run.end, run.period))[:_MAX_RUNS]
@@ -101,12 +101,12 @@ def _fold(calls: Sequence[WiredNode], first: int, last: int, runs: list[_Run]) -
             continue
         best = max(runs, key=lambda run: ((run.end - run.start) // run.period * run.period, -run.period))
         runs.remove(best)
-        for found in _equal_blocks(calls, best):
-            inner = [run for run in runs if run.period < found.length]
-            items = _fold(calls, found.start, found.start + found.length, inner)
-            blocks.append(found._replace(items=tuple(items)))
-            pending.append((start, found.start, runs))
-            start = found.end
+        for block in _equal_blocks(calls, best):
+            inner = [run for run in runs if run.period < block.length]
+            items = _fold(calls, block.start, block.start + block.length, inner)
+            blocks.append(block._replace(items=tuple(items)))
+            pending.append((start, block.start, runs))
+            start = block.end
         pending.append((start, end, runs))
     return sorted(blocks)
 
@@ -116,22 +116,24 @@ def _equal_blocks(calls: Sequence[WiredNode], run: _Run) -> list[RepeatedBlock]:
     period = run.period
     spare = min((run.end - run.start) % period, _MAX_COMPARED // period)
     start = min(range(run.start, run.start + spare + 1), key=lambda cut: (*_cost(calls, cut, period), cut))
-    found: list[RepeatedBlock] = []
+    blocks: list[RepeatedBlock] = []
     inner, outer = _wiring(calls, start, period)
     way: list[object] = []
     for place in range(start, run.end - period + 1, period):
-        wiring, others = inner, outer
+        wiring, outer_before = inner, outer
         inner, outer = _wiring(calls, place, period)
-        alike = all(kind == other or "" in (kind, other) for (_, kind), (_, other) in zip(outer, others, strict=False))
-        if found and inner == wiring and alike:
-            group, last = found[-1], way
-            way = [_relation(*pair, place, group.start) for pair in zip(outer, others, strict=True)]
+        alike = all(
+            kind == other or "" in (kind, other) for (_, kind), (_, other) in zip(outer, outer_before, strict=False)
+        )
+        if blocks and inner == wiring and alike:
+            group, last = blocks[-1], way
+            way = [_relation(*pair, place, group.start) for pair in zip(outer, outer_before, strict=True)]
             if group.times == 1 or way == last:
                 is_chain = any(group.end - period <= wire[0] < place for wire, _ in outer)
-                found[-1] = group._replace(times=group.times + 1, is_chain=is_chain)
+                blocks[-1] = group._replace(times=group.times + 1, is_chain=is_chain)
                 continue
-        found.append(RepeatedBlock(place, period))
-    return [block for block in found if block.times > 1 and block.times * period >= _LEAST_NODES]
+        blocks.append(RepeatedBlock(place, period))
+    return [block for block in blocks if block.times > 1 and block.times * period >= _LEAST_NODES]
 
 
 def _cost(calls: Sequence[WiredNode], cut: int, period: int) -> tuple[int, bool]:

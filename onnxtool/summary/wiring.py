@@ -56,9 +56,9 @@ class _ComparedGraph:
         keys: list[int] = []
         reads: list[list[int]] = []
         for place, call in enumerate(self.calls):
-            read = [self.key(wire, _kind(call, number), keys) for number, wire in enumerate(call.wires)]
-            reads.append(read)
-            ordered = sorted(read) if call.op in _COMMUTATIVE else read
+            operands = [self.key(wire, _kind(call, number), keys) for number, wire in enumerate(call.wires)]
+            reads.append(operands)
+            ordered = sorted(operands) if call.op in _COMMUTATIVE else operands
             known = call.op, call.attributes, *ordered
             keys.append(self.forced.get(place) or self.numbers.setdefault(known, len(self.numbers)))
         return _ValueKeys(keys, reads)
@@ -136,13 +136,13 @@ def _pair(new: _ComparedGraph, old: _ComparedGraph, now: _ValueKeys, before: _Va
     if not pairs:
         pairs = sides.pairs(ready, _spare(before, now))
         new.forced.update((place, before.keys[other]) for place, other in pairs)
-        others = sides.pairs(_spare(now, before), left)
-        old.forced.update((other, now.keys[place]) for place, other in others)
-        pairs += others
+        old_pairs = sides.pairs(_spare(now, before), left)
+        old.forced.update((other, now.keys[place]) for place, other in old_pairs)
+        pairs += old_pairs
     if pairs:
         return [change for place, other in pairs for change in sides.differences(place, other)]
     # A node waits while the other graph has one of its kind whose inputs are not known yet.
-    waiting = [{graph.calls[place].op for place in _unknown(graph, one, other)} for graph, one, other in sides.each]
+    waiting = [{graph.calls[place].op for place in _unknown(graph, own, other)} for graph, own, other in sides.each]
     lone = (
         [p for p in ready if new.calls[p].op not in waiting[1]],
         [p for p in left if old.calls[p].op not in waiting[0]],
@@ -157,16 +157,16 @@ def _pair(new: _ComparedGraph, old: _ComparedGraph, now: _ValueKeys, before: _Va
     return changes
 
 
-def _spare(one: _ValueKeys, other: _ValueKeys) -> list[int]:
+def _spare(own: _ValueKeys, other: _ValueKeys) -> list[int]:
     """Return the nodes that compute what nodes of the other graph do as well, but fewer of them."""
-    counts, others = Counter(one.keys), Counter(other.keys)
-    return [place for place, key in enumerate(one.keys) if counts[key] > others[key] > 0]
+    counts, other_counts = Counter(own.keys), Counter(other.keys)
+    return [place for place, key in enumerate(own.keys) if counts[key] > other_counts[key] > 0]
 
 
 def _unknown(graph: _ComparedGraph, now: _ValueKeys, other: _ValueKeys) -> list[int]:
     """Return the nodes that the other graph lacks, and which are not settled."""
-    others = {*other.keys}
-    return [place for place, key in enumerate(now.keys) if key not in others and place not in graph.settled]
+    other_keys = {*other.keys}
+    return [place for place, key in enumerate(now.keys) if key not in other_keys and place not in graph.settled]
 
 
 def _ready(graph: _ComparedGraph, now: _ValueKeys, other: _ValueKeys) -> list[int]:
@@ -191,58 +191,63 @@ class _Sides(NamedTuple):
         """Each graph with its values, and those of the other."""
         return (self.new, self.now, self.before), (self.old, self.before, self.now)
 
-    def pairs(self, places: Sequence[int], others: Sequence[int]) -> list[tuple[int, int]]:
+    def pairs(self, places: Sequence[int], candidates: Sequence[int]) -> list[tuple[int, int]]:
         """Pair each node of the model with the one of the base that is most like it, and not paired yet."""
-        left = list(others)
-        found = []
+        left = list(candidates)
+        paired = []
         for place in places:
             alike = [(self.likeness(place, other), -rank) for rank, other in enumerate(left)]
             likeness, rank = max(alike, default=(0, 0))
             if likeness:
-                found.append((place, left.pop(-rank)))
-        return found
+                paired.append((place, left.pop(-rank)))
+        return paired
 
     def likeness(self, place: int, other: int) -> int:
         """Return how alike two nodes are; 0 if they are no pair."""
-        one, two = self.new.calls[place], self.old.calls[other]
-        if one.op != two.op:
+        node, counterpart = self.new.calls[place], self.old.calls[other]
+        if node.op != counterpart.op:
             return 0
         mine, theirs = self.now.reads[place], self.before.reads[other]
-        same = 0 if one.op in _COMMUTATIVE else sum(a == b for a, b in zip(mine, theirs, strict=False))
+        same = 0 if node.op in _COMMUTATIVE else sum(a == b for a, b in zip(mine, theirs, strict=False))
         shared = len({*mine} & {*theirs})
-        is_named = (bool(one.name) and one.name == two.name) or one.outputs == two.outputs
-        return 2 * (same + shared + 2 * is_named) + (one.attributes == two.attributes) if shared or is_named else 0
+        is_named = (bool(node.name) and node.name == counterpart.name) or node.outputs == counterpart.outputs
+        return (
+            2 * (same + shared + 2 * is_named) + (node.attributes == counterpart.attributes)
+            if shared or is_named
+            else 0
+        )
 
     def differences(self, place: int, other: int) -> Iterator[EdgeChange]:
         """Yield how a node differs from its counterpart."""
-        one, two = self.new.calls[place], self.old.calls[other]
+        node, counterpart = self.new.calls[place], self.old.calls[other]
         mine, theirs = self.now.reads[place], self.before.reads[other]
-        if one.op in _COMMUTATIVE:  # the inputs that the other lacks, wherever they stand
+        if node.op in _COMMUTATIVE:  # the inputs that the other lacks, wherever they stand
             mine, theirs = _unshared(mine, theirs), _unshared(theirs, mine)
         places = range(max(len(mine), len(theirs)))
         parted = [number for number in places if mine[number : number + 1] != theirs[number : number + 1]]
         if parted:
             names = (
-                ", ".join(_named(graph, call, n) for n in parted) for graph, call in ((self.old, two), (self.new, one))
+                ", ".join(_named(graph, call, n) for n in parted)
+                for graph, call in ((self.old, counterpart), (self.new, node))
             )
             yield self.new.change(place, f"input {', '.join(map(str, parted))}", *names)
-        mine_of, theirs_of = dict(one.attributes), dict(two.attributes)
+        mine_of, theirs_of = dict(node.attributes), dict(counterpart.attributes)
         for name in sorted({*mine_of, *theirs_of}):
             values = theirs_of.get(name, _NONE), mine_of.get(name, _NONE)
             if values[0] != values[1]:
                 yield self.new.change(place, name, *(value[:_SHORT] for value in values))
 
 
-def _unshared(reads: Sequence[int], others: Sequence[int]) -> list[int]:
+def _unshared(reads: Sequence[int], other_reads: Sequence[int]) -> list[int]:
     """Return inputs with 0 for those that the other node reads as well."""
-    left = list(others)
-    found = []
+    left = list(other_reads)
+    unshared = []
     for key in reads:
         is_shared = key in left
         if is_shared:
             left.remove(key)
-        found.append(0 if is_shared else key)
-    return found
+        unshared.append(0 if is_shared else key)
+    return unshared
 
 
 def _named(graph: _ComparedGraph, call: WiredNode, number: int) -> str:
@@ -266,21 +271,25 @@ def _kind(call: WiredNode, number: int) -> str:
 
 
 def _leaves(
-    topology: Topology, other: Topology, weights: Mapping[str, Weight], others: Mapping[str, Weight]
+    topology: Topology, other: Topology, weights: Mapping[str, Weight], other_weights: Mapping[str, Weight]
 ) -> dict[str, _Key]:
     """Return what weights and graph inputs are known by; constants are known by their data."""
-    data, other_data = ({one.sha256 for one in each.values() if one.sha256} for each in (weights, others))
-    found: dict[str, _Key] = {}
-    for name, one in weights.items():
-        two = others.get(name)
-        is_common = two is not None and (two.dtype, two.shape) == (one.dtype, one.shape)
-        if not one.shape or (one.dtype in _VALUE_DTYPES and prod(one.shape) <= _MOST_VALUES):
+    data, other_data = (
+        {weight.sha256 for weight in each.values() if weight.sha256} for each in (weights, other_weights)
+    )
+    leaves: dict[str, _Key] = {}
+    for name, weight in weights.items():
+        counterpart = other_weights.get(name)
+        is_common = counterpart is not None and (counterpart.dtype, counterpart.shape) == (weight.dtype, weight.shape)
+        if not weight.shape or (weight.dtype in _VALUE_DTYPES and prod(weight.shape) <= _MOST_VALUES):
             continue
-        is_moved = one.sha256 in other_data and (not is_common or (two is not None and two.sha256 in data))
+        is_moved = weight.sha256 in other_data and (
+            not is_common or (counterpart is not None and counterpart.sha256 in data)
+        )
         if is_moved:
-            found[name] = ("data", one.sha256)
+            leaves[name] = ("data", weight.sha256)
         elif is_common:
-            found[name] = ("name", name)
+            leaves[name] = ("name", name)
         else:
-            found[name] = ("shape", one.dtype, one.shape)
-    return found
+            leaves[name] = ("shape", weight.dtype, weight.shape)
+    return leaves

@@ -84,10 +84,10 @@ class Data:
 
     def _read(self, position: int, size: int) -> bytes:
         self._file.seek(position)
-        read = self._file.read(size)
-        if len(read) < size:
-            raise malformed(f"the file became shorter while it was read: {len(read)} of {size} bytes", position)
-        return read
+        content = self._file.read(size)
+        if len(content) < size:
+            raise malformed(f"the file became shorter while it was read: {len(content)} of {size} bytes", position)
+        return content
 
 
 @contextmanager
