@@ -246,15 +246,16 @@ class Attempts:
         tell(f"comparing the adapter {name}")
         original = verifier.reference.original
         source, path, result = (
-            ModelFile.open(one).with_adapter(name, self.source.path) for one in (self.source, original.path, result)
+            ModelFile.open(file).with_adapter(name, self.source.path) for file in (self.source, original.path, result)
         )
         reference = replace(original, source=source, path=path).run()
-        found = reference.compare(result, verifier.tolerance, verifier.pruning)
-        if not found.passed:
-            error = failure(found, f"leave out --precision, or export it merged: --model_name {name}")
+        verification = reference.compare(result, verifier.tolerance, verifier.pruning)
+        if not verification.passed:
+            error = failure(verification, f"leave out --precision, or export it merged: --model_name {name}")
             error.message = f"with the adapter {name}, {error.message}"
             raise error
-        return f"with the adapter {name}: max_abs_error {found.max_abs_error:.3g}, cosine {found.cosine_min:.8f}"
+        figures = f"max_abs_error {verification.max_abs_error:.3g}, cosine {verification.cosine_min:.8f}"
+        return f"with the adapter {name}: {figures}"
 
 
 def _target_of(conversion: Conversion, precision: str) -> ExecutionProvider:
@@ -285,7 +286,7 @@ def _error_on_provider(
     feeds = conversion.calibration.feeds
     tell(f"measuring the error on {target.place}")
     session = open_alike(source, provider=CPU, disabled=conversion.disabled_optimizers)
-    expected = [session.run(given) for given in feeds]
+    expected = [session.run(feed) for feed in feeds]
     session = open_alike(result, provider=target, disabled=conversion.disabled_optimizers)
     error = float(measure_errors(session, feeds, expected).max(initial=0.0))
     if error > conversion.bound:
@@ -306,9 +307,9 @@ def _tokens_of(result: ModelFile, target: ExecutionProvider, conversion: Convers
     if promise is None:
         return None
     session = open_alike(result, provider=target, disabled=conversion.disabled_optimizers)
-    found = promise.count_steps(session)
-    promise.require(found, conversion.options.precision)
-    return found
+    tokens = promise.count_steps(session)
+    promise.require(tokens, conversion.options.precision)
+    return tokens
 
 
 def _convert(

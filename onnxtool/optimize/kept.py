@@ -42,8 +42,8 @@ def patterns_of(node: ir.Node | None) -> tuple[str, ...]:
 
 def note_patterns(node: ir.Node | None, patterns: Iterable[str]) -> None:
     """Keep a node in float32 for further patterns, if there are any."""
-    if node is not None and (found := tuple(dict.fromkeys([*patterns_of(node), *patterns]))):
-        node.meta[_KEY] = found
+    if node is not None and (merged := tuple(dict.fromkeys([*patterns_of(node), *patterns]))):
+        node.meta[_KEY] = merged
 
 
 def require_matches(model: ir.Model, patterns: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ def read_kept(converted: ir.Model, path: Path, patterns: Sequence[str]) -> tuple
         if _key(node) in noted and _is_float32(node, dtypes)
     ]
     for pattern in patterns:
-        if not any(pattern in one.patterns for one in kept):
+        if not any(pattern in kept_node.patterns for kept_node in kept):
             raise PassError(
                 f"--keep_float32 {pattern} keeps nothing: no node that it matches computes in float32 in the result",
                 "no file was written; its matches are folded into constants, have no floats, or were not float32",
@@ -119,11 +119,11 @@ def _names(node: ir.Node) -> set[str]:
             for operand in node.inputs
             if operand is not None and is_weight(operand) and is_float(operand)
         ]
-    found = _operators(node)
+    names = _operators(node)
     for name in (str(node.name or ""), *layers):
         parts = _dotted(name).split(".")
-        found.update(".".join(parts[: end + 1]) for end in range(len(parts)))
-    return found - {""}
+        names.update(".".join(parts[: end + 1]) for end in range(len(parts)))
+    return names - {""}
 
 
 def _operators(node: ir.Node) -> set[str]:
@@ -142,8 +142,10 @@ def _is_float32(node: ir.Node, dtypes: Mapping[str, int]) -> bool:
         for operand in (*node.inputs, *node.outputs)
         if operand is not None and node.op_type not in ("Shape", "Size")
     ]
-    found = {tensor_of(one).dtype.value if is_weight(one) else dtypes.get(str(one.name)) for one in values}
-    return ir.DataType.FLOAT.value in found and not _OTHERS & found
+    element_types = {
+        tensor_of(value).dtype.value if is_weight(value) else dtypes.get(str(value.name)) for value in values
+    }
+    return ir.DataType.FLOAT.value in element_types and not _OTHERS & element_types
 
 
 @dataclass(frozen=True)
@@ -200,13 +202,13 @@ class Trail:
         waiting = [str(value.name) for value in node.outputs]
         for reader, place in (use for value in node.outputs for use in value.uses()):
             waiting += self.reads.get(_key(reader), [])[place : place + 1]
-        given, found = (
+        inputs, replaced = (
             {"" if operand is None else str(operand.name) for operand in node.inputs},
             set[_Key](),
         )
         while waiting:
             maker = self.makers.get(waiting.pop())
-            if maker is not None and maker in gone and maker not in found:
-                found.add(maker)
-                waiting += [name for name in self.reads[maker] if name not in given]
-        return found
+            if maker is not None and maker in gone and maker not in replaced:
+                replaced.add(maker)
+                waiting += [name for name in self.reads[maker] if name not in inputs]
+        return replaced

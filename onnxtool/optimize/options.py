@@ -235,7 +235,7 @@ class OptimizeOptions(ProviderOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given, precision, target = self.given, self.precision, self.target.name
+        inputs, precision, target = self.given, self.precision, self.target.name
         if self.sizes:
             check_sizes(self.sizes)
         if self.compiled and (self.target.row.is_reference or not self.verify):
@@ -267,12 +267,12 @@ class OptimizeOptions(ProviderOptions):
             raise OptionError(
                 f"--equal_tokens is for int8, int4 and auto, and the precision is {precision}", "pass --precision int4"
             )
-        if given != NO_INPUTS and precision == FP32 and not self.verify and not self.timing:
+        if inputs != NO_INPUTS and precision == FP32 and not self.verify and not self.timing:
             raise OptionError(
                 "inputs are for the comparison and the timing, which --no_verify and --no_timing leave out",
                 "leave out --sample_inputs and --input_shape",
             )
-        if self.calibration is not None and given.samples:
+        if self.calibration is not None and inputs.samples:
             raise OptionError("a model is calibrated on texts or on samples", "leave --calibration out")
         if self.activations is not None and precision not in EIGHT_BITS:
             hint = "leave it out: auto tries all" if precision == "auto" else "pass --precision int8"

@@ -93,9 +93,9 @@ class GreedyTokens:
 
     def __str__(self) -> str:
         """State the figures in a sentence."""
-        where = f"{self.num_equal} of {self.num_counted} equal to float32's"
+        counts = f"{self.num_equal} of {self.num_counted} equal to float32's"
         undecided = f", {self.num_undecided} more undecided in float32" if self.num_undecided else ""
-        return f"{where} ({self.num_prompts} prompts of {self.num_steps} steps{undecided})"
+        return f"{counts} ({self.num_prompts} prompts of {self.num_steps} steps{undecided})"
 
 
 @short_repr
@@ -318,7 +318,7 @@ class OptimizeReport:
     @property
     def num_kept(self) -> Mapping[str, int]:
         """The number of nodes that each pattern of `keep_float32` keeps."""
-        return Counter(pattern for one in self.kept_float32 for pattern in one.patterns)
+        return Counter(pattern for node in self.kept_float32 for pattern in node.patterns)
 
     @property
     def warning(self) -> str:

@@ -200,7 +200,7 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
 
 def _stamp(result: ModelFile, report: OptimizeReport, source: ModelFile, target: ExecutionProvider) -> None:
     """Record in the result what was done to the source."""
-    left_out = [one.name for one in report.passes if one.left_out]
+    left_out = [step.name for step in report.passes if step.left_out]
     result.stamp(
         step_entry(
             "optimize",
@@ -210,7 +210,7 @@ def _stamp(result: ModelFile, report: OptimizeReport, source: ModelFile, target:
             precision=report.precision,
             versions=f"onnxtool {__version__}, onnxruntime {runtime_version()}",
             **({} if target.row.is_reference else proof_of(result.path, target)),
-            passes={one.name: one.num_changes for one in report.passes if not one.left_out},
+            passes={step.name: step.num_changes for step in report.passes if not step.left_out},
             **({"left_out": list[Json](left_out)} if left_out else {}),
             **({} if report.quantization is None else report.quantization.recorded),
             **({"kept_float32": dict[str, Json](report.num_kept)} if report.kept_float32 else {}),

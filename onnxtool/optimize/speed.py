@@ -39,7 +39,7 @@ def compare_speed(
     Raises:
         OnnxtoolError: there are no inputs for the file, or it cannot be run.
     """
-    feeds = max(verification_feeds(source, given), key=lambda one: sum(array.size for array in one.values()))
+    feeds = max(verification_feeds(source, given), key=lambda feed: sum(array.size for array in feed.values()))
     shape = "x".join(map(str, next(iter(feeds.values())).shape)) if feeds else ""
     turns: list[tuple[float, float]] = []
     base = provider if provider.row.is_reference else ExecutionProvider(CPU)
@@ -64,7 +64,7 @@ def compare_speed(
     ratios = [before / after for before, after in turns]
     low, high = interval_of_median(ratios)
     noise = _NOISE if len(turns) >= _FEWEST_TURNS else _NOISE_OF_FEW
-    before_ms, after_ms = (sorted(one)[len(one) // 2] for one in zip(*turns, strict=True))
+    before_ms, after_ms = (sorted(times)[len(times) // 2] for times in zip(*turns, strict=True))
     ratio = sorted(ratios)[len(ratios) // 2]
     return Speed(shape, len(turns), before_ms, after_ms, ratio, (low, high), slower=high < 1.0 - noise)
 

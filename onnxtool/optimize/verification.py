@@ -276,9 +276,9 @@ class Verifier:
             f"no file was written; the pass {name} is the first after which {description} differs. --no_verify writes "
             "it all the same, and onnxtool verify RESULT INPUT --layers names its first part that differs"
         )
-        (found,) = self._after(place, case, tolerance, folder).cases  # a later pass may have done more
-        by = f"{description} differs by {found.max_abs_error:.3g}"
-        raise FaultyPassError(failure(verification, hint), name, found.failure or by)
+        (differing,) = self._after(place, case, tolerance, folder).cases  # a later pass may have done more
+        by = f"{description} differs by {differing.max_abs_error:.3g}"
+        raise FaultyPassError(failure(verification, hint), name, differing.failure or by)
 
     def _after(self, num_passes: int, case: Reference, tolerance: Tolerance, folder: Path) -> Verification:
         """Compare the model after this many passes on a case."""

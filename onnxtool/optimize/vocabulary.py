@@ -92,7 +92,7 @@ class Texts:
         self._prompts = ["", *(prompt for prompt in Prompts.of(folder).by_name.values() if prompt)]
         listed = read_settings(path) if path.suffix == ".json" else None
         if listed is not None and not (
-            isinstance(listed, list) and listed and all(isinstance(one, str) for one in listed)
+            isinstance(listed, list) and listed and all(isinstance(token, str) for token in listed)
         ):
             raise InputError(
                 f"{path} is not a JSON list of tokens", 'write ["token", "##s"]; texts are .txt, .jsonl or .tsv'
@@ -104,8 +104,8 @@ class Texts:
         paths = [self._path if self.tokens is None else OWN_TEXTS]
         if self._path.is_dir():
             paths += [path for path in sorted(self._path.iterdir()) if path.is_file() and are_queries(path)]
-        given = chain.from_iterable(map(iterate_texts, paths))
-        texts = (text.contents if text.query is None else (text.query, text.contents) for text in given)
+        items = chain.from_iterable(map(iterate_texts, paths))
+        texts = (text.contents if text.query is None else (text.query, text.contents) for text in items)
         while batch := list(islice(texts, _READ_AT_ONCE)):
             yield batch
 
@@ -165,7 +165,7 @@ class Check:
         new, tokenizer = renumbering(self._kept), open_tokenizer(find_checkpoint_folder(cut))
         tried, changed, step, number, num_held_out, num_changed = list[Text](), list[Text](), 1, 0, 0, 0
         for batch in self._texts.batches():
-            rows = (self._texts.read_all(one, batch) for one in (self._own, tokenizer))
+            rows = (self._texts.read_all(reader, batch) for reader in (self._own, tokenizer))
             held_out = []
             for text, before, after in zip(batch, *rows, strict=True):
                 mapped = tuple(map(new, before))
@@ -176,9 +176,9 @@ class Check:
                     tried, step = tried[::2], 2 * step
                 number += 1
                 held_out += [text] if self._texts.tokens or number % HELD_OUT == 0 else []
-            others = [text for text, one, two in self._read_twice(held_out) if one.ids != two.ids]
-            num_held_out, num_changed = num_held_out + len(held_out), num_changed + len(others)
-            changed += others[: _MOST_CHANGED - len(changed)]
+            split_otherwise = [text for text, *both in self._read_twice(held_out) if both[0].ids != both[1].ids]
+            num_held_out, num_changed = num_held_out + len(held_out), num_changed + len(split_otherwise)
+            changed += split_otherwise[: _MOST_CHANGED - len(changed)]
         cut_vocabulary = replace(cut_vocabulary, num_texts=number, num_held_out=num_held_out, num_changed=num_changed)
         if not runs:
             return cut_vocabulary
@@ -198,7 +198,11 @@ class Check:
         self, texts: Sequence[Text], limit: Limit | None = None
     ) -> list[tuple[Text, EncodedText, EncodedText]]:
         """Return the tokens of texts, and what they would be without the held-out texts, by their former ids."""
-        both = [self._texts.read(one, texts, limit=limit) for one in (self._own, self._other)] if texts else [[], []]
+        both = (
+            [self._texts.read(tokenizer, texts, limit=limit) for tokenizer in (self._own, self._other)]
+            if texts
+            else [[], []]
+        )
         former = [replace(text, ids=tuple(self._part[list(text.ids)].tolist())) for text in both[1]]
         return list(zip(texts, both[0], former, strict=True))
 
@@ -221,7 +225,10 @@ class Check:
             for name in over:
                 whole, outputs[name] = outputs[name], np.take(outputs[name], self._kept, -1)
                 if whole.ndim == 2 and (whole >= 0).all():  # of a sparse encoder
-                    sums += [[one.sum(dtype=np.float64), np.count_nonzero(one)] for one in (whole, outputs[name])]
+                    sums += [
+                        [weights_of_text.sum(dtype=np.float64), np.count_nonzero(weights_of_text)]
+                        for weights_of_text in (whole, outputs[name])
+                    ]
             equal.append(all(np.array_equal(array, after[name]) for name, array in outputs.items()))
             for name, array in outputs.items() if not equal[-1] else ():
                 largest = max(largest, float(np.abs(array.astype(np.float64) - after[name]).max(initial=0.0)))
@@ -239,16 +246,16 @@ class Check:
 
     def _cosines(self, run: Runner, texts: Sequence[Text], over: Sequence[str]) -> list[float]:
         """Return the cosine of each text's vector with that of its tokens without the held-out texts."""
-        found = []
+        cosines = []
         for _, *pair in self._read_twice(texts, self._limit):
             outputs = [run(self._feeds(text)) for text in pair]
             for name in [name for name, array in outputs[0].items() if array.ndim == 2 and array.dtype.kind == "f"]:
-                one, two = (output[name][0].astype(np.float64) for output in outputs)
+                first, second = (output[name][0].astype(np.float64) for output in outputs)
                 if name in over:
-                    two[np.setdiff1d(np.arange(len(two)), self._part)] = 0
-                size = float(np.linalg.norm(one) * np.linalg.norm(two))
-                found += [float(one @ two) / size] if size and one.shape == two.shape else []
-        return found
+                    second[np.setdiff1d(np.arange(len(second)), self._part)] = 0
+                size = float(np.linalg.norm(first) * np.linalg.norm(second))
+                cosines += [float(first @ second) / size] if size and first.shape == second.shape else []
+        return cosines
 
 
 _OVER_VOCABULARY = ("fill-mask", "sparse-encoding", "text-generation", "text-generation-with-past")
@@ -280,7 +287,7 @@ def optimize_cut(source: ModelFile, output: Path, options: OptimizeOptions, opti
         work = CutModel(source, texts, inside / f"cut-{output.name}", inside / own.name)
         if own.is_dir() and own.samefile(work.folder.path):
             raise OutputWriteError(f"the cut tokenizer would replace the whole one in {own}", "pass another --output")
-        cut, found = work.write(runs=options.verify)
+        cut, cut_report = work.write(runs=options.verify)
         copy_adapters(source, inside)
         del work  # which holds the weights
         old = own.rglob("*") if own.is_dir() else ()
@@ -297,7 +304,7 @@ def optimize_cut(source: ModelFile, output: Path, options: OptimizeOptions, opti
         inner = replace(options, vocabulary=None, model_path=cut.path, output=inside / output.name, force=False)
         if (
             options.calibration is None
-            and found.num_texts >= _ENOUGH
+            and cut_report.num_texts >= _ENOUGH
             and texts.suffix != ".json"
             and options.precision in (*QUANTIZED, "auto")
         ):
@@ -308,13 +315,13 @@ def optimize_cut(source: ModelFile, output: Path, options: OptimizeOptions, opti
         for file in list(inside.iterdir()):
             file.rename(staging.model_path.parent / file.name)
         after = summarize_file(ModelFile.open(staging.model_path))._replace(path=str(output))
-    return replace(report, output=str(output), before=summarize_file(source), after=after, vocabulary=found)
+    return replace(report, output=str(output), before=summarize_file(source), after=after, vocabulary=cut_report)
 
 
 def _is_small(path: Path, folder: Path, names: Collection[str] = ()) -> bool:
     """Return whether a file is one that lies with a graph, and may name tokens."""
     name = path.relative_to(folder).as_posix()
-    return path.is_file() and any(fnmatch(name, one) for one in (*SMALL_FILES, *_FURTHER, *names))
+    return path.is_file() and any(fnmatch(name, pattern) for pattern in (*SMALL_FILES, *_FURTHER, *names))
 
 
 def _small_files(folder: CheckpointFolder) -> Iterator[Path]:
@@ -338,8 +345,8 @@ class CutModel:
     def __init__(self, source: ModelFile, texts: Path, path: Path, folder: Path) -> None:
         together = [key for key in _TOGETHER if key in source.metadata]
         if together or source.text_input is not None:
-            what = f"shares it with another file ({together[0]})" if together else "has its tokenizer in the graph"
-            raise PassError(f"the vocabulary of {source.path} cannot be cut: it {what}", "leave --vocabulary out")
+            reason = f"shares it with another file ({together[0]})" if together else "has its tokenizer in the graph"
+            raise PassError(f"the vocabulary of {source.path} cannot be cut: it {reason}", "leave --vocabulary out")
         self._source, self._path, self._files = source, path, folder
         self.folder = find_checkpoint_folder(source)
         self._own = open_tokenizer(self.folder)
@@ -350,7 +357,7 @@ class CutModel:
         query = self.folder.sentence_modules.query
         self._by_token = (IDF_NAME, *(() if query is None else table_files(query)))  # weights, not settings
         shapes, size = find_shapes(self._model), self._vocabulary.size
-        wide = [str(one.name) for one in self._model.graph.outputs if (shapes.fixed(one, -1) or 0) >= size]
+        wide = [str(output.name) for output in self._model.graph.outputs if (shapes.fixed(output, -1) or 0) >= size]
         is_over = source.stated_task in _OVER_VOCABULARY
         has_latents = self.folder.sentence_modules.first_of("SparseAutoEncoder") is not None
         self._rows = VocabularyRows(self._model, wide if is_over and not has_latents else [])
@@ -382,7 +389,7 @@ class CutModel:
             raise InputError("the texts have no tokens", "pass texts as onnxtool infer --input reads them")
         kept = vocabulary.kept(used)
         notes = self._write_files(kept)
-        gone, size = self._rows.bytes_beyond(len(kept)), max(one for _, one in self._rows.axes.values())
+        gone, size = self._rows.bytes_beyond(len(kept)), max(num_rows for _, num_rows in self._rows.axes.values())
         self._rows.cut(kept)
         self._model.metadata_props.clear()
         self._model.metadata_props.update(self._metadata(size, kept))
@@ -395,22 +402,22 @@ class CutModel:
         if before - after != gone:
             raise PassError(f"the weights fall by {before - after} bytes, and the rows have {gone}", "report this")
         sizes = self._source.size_bytes, cut.size_bytes
-        found = VocabularyCut(size, len(kept), before, after, *sizes, notes=notes)
+        cut_report = VocabularyCut(size, len(kept), before, after, *sizes, notes=notes)
         held_out = kept if self._texts.tokens else vocabulary.kept(part)
         check = Check(self._source, self.folder, self._texts, kept, held_out)
-        return cut, check.compare(cut, found, self._over, runs=runs)
+        return cut, check.compare(cut, cut_report, self._over, runs=runs)
 
     def _basic_ids(self) -> set[int]:
         """Return the ids that are kept whatever the texts are."""
         own, modules = self._own, self.folder.sentence_modules
         words = [word for module in modules.modules for word in as_list(module.settings.get("skiplist_words"))]
         named = (*own.added_tokens, *filter(None, map(own.named_token, ROLES)), *map(str, words))
-        found = {one for one in map(own.id_of, named) if one is not None}
+        ids = {token_id for token_id in map(own.id_of, named) if token_id is not None}
         for name, path in self._settings.items():
             is_settings = path.suffix == ".json" and path.name != TOKENIZER_NAME and name not in self._by_token
-            found.update(ids_in_settings(read_settings(path)) if is_settings else ())
+            ids.update(ids_in_settings(read_settings(path)) if is_settings else ())
         # Positions begin behind the id of padding, which therefore stays where it is.
-        return found | self._rows.compared | {*range(reserved_positions(self.folder))}
+        return ids | self._rows.compared | {*range(reserved_positions(self.folder))}
 
     def _write_files(self, kept_ids: NDArray[np.int64]) -> tuple[str, ...]:
         """Write the checkpoint's files for the ids `kept_ids`; return notes on ids in them that no token has."""

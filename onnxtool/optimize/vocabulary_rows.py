@@ -160,9 +160,9 @@ class VocabularyRows:
 
     def _alike(self, values: Iterable[ir.Value | None], axis: int) -> list[tuple[ir.Value, int]]:
         """Return those of `values` that have the axis, and do not broadcast along it."""
-        found = [value for value in values if value is not None and self._shapes.fixed(value, axis) != 1]
-        ranks = map(self._shapes.rank, found)
-        return [(one, axis) for one, rank in zip(found, ranks, strict=True) if rank is None or rank >= -axis]
+        candidates = [value for value in values if value is not None and self._shapes.fixed(value, axis) != 1]
+        ranks = map(self._shapes.rank, candidates)
+        return [(value, axis) for value, rank in zip(candidates, ranks, strict=True) if rank is None or rank >= -axis]
 
     def _related(self, node: ir.Node, value: ir.Value, axis: int, size: int) -> list[tuple[ir.Value, int]]:
         """Return the inputs and outputs of a node, and their axes, that are the vocabulary if `axis` of `value` is."""
@@ -200,7 +200,7 @@ class VocabularyRows:
     def _looks_up(self, node: ir.Node, value: ir.Value, axis: int) -> bool:
         """Return whether a node takes rows of `value` by ids; note ids that are constants."""
         place, tables = _LOOKUPS[self._kind(node)]
-        if value not in [node.inputs[one] for one in tables if one < len(node.inputs)]:
+        if value not in [node.inputs[index] for index in tables if index < len(node.inputs)]:
             return False
         if node.inputs[place] not in self._ids:
             if self._kind(node) != "Gather" or self._axis(node, value) != axis:

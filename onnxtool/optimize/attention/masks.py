@@ -100,7 +100,7 @@ def _beyond(model: ir.Model, part: Slice, shapes: Shapes, reach: int) -> Iterato
 def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]) -> MaskKind | None:
     """Return the kind of a slice's masks at these sizes of the dynamic axes; None if they cannot have these sizes."""
     feeds = _feeds(part, sizes)
-    computed = None if feeds is None else evaluate(model, part, sizes, [one for one, _ in feeds])
+    computed = None if feeds is None else evaluate(model, part, sizes, [inputs for inputs, _ in feeds])
     if feeds is None or computed is None:
         return BIAS if feeds is None else None
     kinds: dict[tuple[ir.Value | None, bool], bool] = {}
@@ -149,7 +149,7 @@ def _sees_later(added: NDArray[np.float32] | None, causal: NDArray[np.bool_]) ->
     """
     if added is None:
         return False
-    own, later = (np.where(where, added, -np.inf).max(axis=-1) for where in (causal, ~causal))
+    own, later = (np.where(keys, added, -np.inf).max(axis=-1) for keys in (causal, ~causal))
     return bool(((own < 0.0) & (later > own + _LOWEST / 2) & np.isfinite(later)).any())
 
 
@@ -165,10 +165,10 @@ def _fit(arrays: Sequence[NDArray[Any]]) -> bool:
 def _equal(mask: NDArray[Any], allowed: NDArray[np.bool_]) -> bool:
     """Whether two masks are the same where they are broadcast against each other."""
     try:
-        one, other = np.broadcast_arrays(mask, allowed)
+        left, right = np.broadcast_arrays(mask, allowed)
     except ValueError:  # their shapes do not belong to one attention
         return False
-    return np.array_equal(one, other)
+    return np.array_equal(left, right)
 
 
 def _feeds(
@@ -191,7 +191,7 @@ def _feeds(
     width = sum(int(shape[1] or 0) for shape in shapes.values())
     bits = [np.arange(width) >> bit & 1 == 1 for bit in range(max(1, width - 1).bit_length())]
     patterns = [np.ones(width, bool), *(row for bit in bits for row in (bit, ~bit)), np.zeros(width, bool)]
-    made = []
+    rows_of_inputs = []
     first, generator = 0, np.random.default_rng(0)
     while first < len(patterns):
         feeds: dict[str, NDArray[Any]] = {}
@@ -205,9 +205,9 @@ def _feeds(
             # Not only 0 and 1: another input is a mask only if every other number acts like 1.
             numbers = 1 if is_mask[value] else generator.choice([-1, 1, 2, 3], masks[value].shape)
             feeds[str(value.name)] = (masks[value] * numbers).astype(dtypes[value])
-        made.append((feeds, masks))
+        rows_of_inputs.append((feeds, masks))
         first += batch if shapes else len(patterns)
-    return made
+    return rows_of_inputs
 
 
 def _added(masking: Masking, arrays: Sequence[NDArray[Any]], *, as_lowest: bool = True) -> NDArray[np.float32] | None:

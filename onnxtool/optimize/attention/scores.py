@@ -288,23 +288,23 @@ def _is_read(value: ir.Value) -> bool:
 
 def _take_apart(value: ir.Value, shapes: Shapes) -> tuple[ir.Node, int | None, float, Masking]:
     """Walk from the scores up to the MatMul of queries and keys; return it with number of heads, scale and masking."""
-    scale, here = 1.0, value
+    scale, current = 1.0, value
     terms: list[Term] = []
     masked_fills: list[MaskedFill] = []
     num_heads: int | None = None
     node: ir.Node | None = None
     is_floored = False
     for _ in range(_LONGEST_CHAIN):
-        if shapes.rank(here) == 4 and num_heads is None:
-            num_heads = shapes.fixed(here, 1)
-        node = producer(here)
+        if shapes.rank(current) == 4 and num_heads is None:
+            num_heads = shapes.fixed(current, 1)
+        node = producer(current)
         if node is None:
             break
         if node.op_type == "MatMul":
             return node, num_heads, scale, Masking(tuple(terms), tuple(masked_fills), is_floored)
         above, factor = _step(node, shapes, terms, masked_fills, scale)
         is_floored |= node.op_type == "Max"
-        scale, here = scale * factor, above
+        scale, current = scale * factor, above
     name = "nothing" if node is None else node.op_type
     raise RefusedError(f"scores that are made by {name}, not by queries and keys")
 
@@ -394,8 +394,8 @@ def _sides(node: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
     raise RefusedError("a sum of which no side comes from queries and keys")
 
 
-def _leads_to_matmul(value: ir.Value, *beside: str) -> bool:
-    """Whether `value` comes from a MatMul of two computed tensors through operators on scores or in `beside`."""
+def _leads_to_matmul(value: ir.Value, *further: str) -> bool:
+    """Whether `value` comes from a MatMul of two computed tensors through operators on scores or in `further`."""
     waiting = [value]
     for _ in range(2 * _LONGEST_CHAIN):
         if not waiting:
@@ -406,7 +406,7 @@ def _leads_to_matmul(value: ir.Value, *beside: str) -> bool:
         if node.op_type == "MatMul":
             if all(operand is not None and operand.const_value is None for operand in node.inputs):
                 return True
-        elif node.op_type in (*_SAME_ELEMENTS, "Cast", "Mul", "Div", "Add", "Sub", "Max", "Where", *beside):
+        elif node.op_type in (*_SAME_ELEMENTS, "Cast", "Mul", "Div", "Add", "Sub", "Max", "Where", *further):
             waiting.extend(operand for operand in node.inputs if operand is not None)
     return False
 
@@ -428,13 +428,13 @@ def _weights_something(probabilities: ir.Value) -> bool:
 def _weighting(probabilities: ir.Value) -> tuple[ir.Node, list[ir.Value]] | None:
     """Return the MatMul that weights values with `probabilities`, and the mask conditions on the way to it."""
     conditions: list[ir.Value] = []
-    here = probabilities
+    current = probabilities
     for _ in range(_LONGEST_CHAIN):
-        readers = [(node, index) for node, index in here.uses() if node.op_type not in ("IsNaN", "Shape")]
-        if len(readers) != 1 or here.is_graph_output():
+        readers = [(node, index) for node, index in current.uses() if node.op_type not in ("IsNaN", "Shape")]
+        if len(readers) != 1 or current.is_graph_output():
             return None
         node, index = readers[0]
-        if node.graph is not value_graph(here):
+        if node.graph is not value_graph(current):
             return None
         if node.op_type == "MatMul" and index == 0:
             return node, conditions
@@ -443,7 +443,7 @@ def _weighting(probabilities: ir.Value) -> tuple[ir.Node, list[ir.Value]] | None
                 conditions.append(condition)
         elif node.op_type not in (*_SAME_ELEMENTS, "Cast"):
             return None
-        here = node.outputs[0]
+        current = node.outputs[0]
     return None
 
 
@@ -459,7 +459,7 @@ def _zeroed_rows(
     """
     fills = []
     for condition in conditions:
-        fill = next((one for one in masking.masked_fills if one.condition is condition), None)
+        fill = next((masked_fill for masked_fill in masking.masked_fills if masked_fill.condition is condition), None)
         if fill is not None:
             fills.append(fill)
         elif producer(condition, "IsNaN") is None:  # the result of a Softmax over a row of infinities

@@ -204,10 +204,10 @@ def find_reach(part: Slice, shapes: Shapes) -> int | None:
     try:
         for node in part.nodes:
             following.add(node)
-        found = [following.of(value) for value in part.values]
+        elements = [following.of(value) for value in part.values]
     except _UnknownError:
         return None
-    whole = _merged(found)
+    whole = _merged(elements)
     if len(whole.reads) > _MOST_READS or whole.has_sizes or (whole.reads and whole.offset == inf):
         return None
     return None if following.turns_at == inf else 2 * int(following.turns_at) + 3
@@ -255,32 +255,32 @@ class _Following:
             elements = self._computed(node, inputs, [self.of(value) for value in inputs])
         self._known[node.outputs[0]] = elements
 
-    def _computed(self, node: ir.Node, inputs: Sequence[ir.Value], given: Sequence[_Elements]) -> _Elements:
-        merged, operator = _merged(given), node.op_type
+    def _computed(self, node: ir.Node, inputs: Sequence[ir.Value], operands: Sequence[_Elements]) -> _Elements:
+        merged, operator = _merged(operands), node.op_type
         if operator in _MOVING:
-            return self._moved(node, inputs, given)
+            return self._moved(node, inputs, operands)
         if operator in ("Range", "ConstantOfShape") and not merged.reads:
             if operator == "ConstantOfShape":
                 filled = attribute(node, "value")
                 return _Elements(offset=0 if filled is None else min(float(np.abs(filled.numpy()).max()), _INFINITE))
-            if not given[2].has_sizes and given[2].offset == 1:
-                return _Elements(has_sizes=given[0].has_sizes, varies=True, positions=1, offset=given[0].offset)
+            if not operands[2].has_sizes and operands[2].offset == 1:
+                return _Elements(has_sizes=operands[0].has_sizes, varies=True, positions=1, offset=operands[0].offset)
         elif operator in _COMPARISONS:
-            return self._compared(operator, inputs, given)
+            return self._compared(operator, inputs, operands)
         elif operator in _LOGIC:
             return replace(merged, positions=0, offset=1)
         elif operator in ("Add", "Sub"):
-            offset = inf if merged.has_sizes else sum(one.offset for one in given)
-            return replace(merged, positions=sum(one.positions for one in given), offset=offset)
+            offset = inf if merged.has_sizes else sum(operand.offset for operand in operands)
+            return replace(merged, positions=sum(operand.positions for operand in operands), offset=offset)
         elif operator == "Mul":
-            first, second = given
+            first, second = operands
             if merged.has_sizes:
                 return replace(merged, offset=inf)
             if not (first.positions and second.positions):
                 positions = first.positions * second.offset + second.positions * first.offset
                 return replace(merged, positions=positions, offset=first.offset * second.offset)
         elif operator == "Where":
-            values = _merged(given[1:])
+            values = _merged(operands[1:])
             return replace(merged, positions=values.positions, offset=values.offset)
         elif operator in ("Max", "Min") and not merged.has_sizes:
             return merged
@@ -292,8 +292,8 @@ class _Following:
                 return replace(merged, positions=0, offset=1) if is_flag else merged
         raise _UnknownError
 
-    def _compared(self, operator: str, inputs: Sequence[ir.Value], given: Sequence[_Elements]) -> _Elements:
-        merged = _merged(given)
+    def _compared(self, operator: str, inputs: Sequence[ir.Value], operands: Sequence[_Elements]) -> _Elements:
+        merged = _merged(operands)
         constants = [constant(value) for value in inputs]
         if merged.has_sizes:
             # No size is negative, which exporters test with `Equal(shape, -1)`; results of arithmetic on sizes may be.
@@ -304,7 +304,7 @@ class _Following:
             if not any(array is not None and (array == 0).all() for array in constants) or merged.positions:
                 raise _UnknownError
         elif merged.positions:
-            self._turn(sum(one.positions for one in given), sum(one.offset for one in given))
+            self._turn(sum(operand.positions for operand in operands), sum(operand.offset for operand in operands))
         return replace(merged, positions=0, offset=1)
 
     def _turn(self, positions: float, offset: float) -> None:
@@ -312,14 +312,14 @@ class _Following:
             raise _UnknownError
         self.turns_at = max(self.turns_at, offset)
 
-    def _moved(self, node: ir.Node, inputs: Sequence[ir.Value], given: Sequence[_Elements]) -> _Elements:
-        data = _merged([one for index, one in enumerate(given) if index in _MOVING[node.op_type]])
-        where = [index for index in range(len(given)) if index not in _MOVING[node.op_type]]
-        places = _merged([given[index] for index in where])
+    def _moved(self, node: ir.Node, inputs: Sequence[ir.Value], operands: Sequence[_Elements]) -> _Elements:
+        data = _merged([operand for index, operand in enumerate(operands) if index in _MOVING[node.op_type]])
+        placing = [index for index in range(len(operands)) if index not in _MOVING[node.op_type]]
+        places = _merged([operands[index] for index in placing])
         if places.reads or not self._keeps_axes(node):
             raise _UnknownError
-        label = (node.op_type, str(dict(node.attributes)), *(inputs[index] for index in where))
-        moved = replace(data, reads=frozenset((*label, read) for read in data.reads))
+        label = (node.op_type, str(dict(node.attributes)), *(inputs[index] for index in placing))
+        moved = replace(data, reads=frozenset((*label, path) for path in data.reads))
         if node.op_type == "Concat":
             # It changes where a part ends; `_keeps_axes` has checked that all but the last end at a known position.
             sizes = [self._shapes.fixed(value, attribute(node, "axis")) or 0 for value in node.inputs[:-1]]
@@ -330,9 +330,9 @@ class _Following:
         if node.op_type == "Slice":
             if any((step := constant(value)) is None or (step != 1).any() for value in inputs[4:5]):
                 raise _UnknownError
-            where = [1]
-        from_end = any((array := constant(inputs[index])) is not None and (array < 0).any() for index in where)
-        places = _merged([given[index] for index in where])
+            placing = [1]
+        from_end = any((array := constant(inputs[index])) is not None and (array < 0).any() for index in placing)
+        places = _merged([operands[index] for index in placing])
         if node.op_type in ("ScatterND", "Trilu"):
             if places.has_sizes or (from_end and node.op_type == "ScatterND"):
                 raise _UnknownError
@@ -356,11 +356,11 @@ class _Following:
         return len(ends) == 2 and (ends[0] <= ends[1] or ends[1] <= ends[0])
 
 
-def _merged(given: Sequence[_Elements]) -> _Elements:
+def _merged(operands: Sequence[_Elements]) -> _Elements:
     return _Elements(
-        frozenset().union(*(one.reads for one in given)),
-        any(one.has_sizes for one in given),
-        any(one.varies for one in given),
-        max((one.positions for one in given), default=0),
-        max((one.offset for one in given), default=0),
+        frozenset().union(*(operand.reads for operand in operands)),
+        any(operand.has_sizes for operand in operands),
+        any(operand.varies for operand in operands),
+        max((operand.positions for operand in operands), default=0),
+        max((operand.offset for operand in operands), default=0),
     )

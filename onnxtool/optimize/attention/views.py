@@ -82,19 +82,19 @@ def find_heads(
     head_size = shapes.fixed(value, -2 if transposed else -1)
     if head_size is None:
         return None
-    found = None
+    heads = None
     for source, scale, chain in _chains_above(value, shapes):
         shown = _layout_of(value, source, chain, shapes, (num_heads, head_size), transposed=transposed)
         if shown is None or (shown[1] > 1 and not repeated):
             continue
         layout, repeats = shown
-        if layout is HeadLayout.COLUMNS and (found is not None or not in_columns):
+        if layout is HeadLayout.COLUMNS and (heads is not None or not in_columns):
             continue
-        found = Heads(source, layout, num_heads // repeats, head_size, scale, repeats)
+        heads = Heads(source, layout, num_heads // repeats, head_size, scale, repeats)
         # Linear layers give the flat layout; there is nothing to find above it.
         if layout is HeadLayout.FLAT:
             break
-    return found
+    return heads
 
 
 def find_joined(value: ir.Value, shapes: Shapes, num_heads: int) -> ir.Value | None:
@@ -103,17 +103,17 @@ def find_joined(value: ir.Value, shapes: Shapes, num_heads: int) -> ir.Value | N
     None if there is none, or if anything else reads a value in between.
     """
     chain: list[ir.Node] = []
-    here = value
+    current = value
     while len(chain) < _LONGEST_CHAIN:
-        node = only_consumer(here, "Transpose", *_RESHAPES)
-        if node is None or (node.inputs[0] is not here):
+        node = only_consumer(current, "Transpose", *_RESHAPES)
+        if node is None or (node.inputs[0] is not current):
             return None
         chain.append(node)
-        here = node.outputs[0]
-        if shapes.rank(here) == 3 and all(
-            _is_joined(value, here, chain, shapes, probe, num_heads) for probe in shapes.small
+        current = node.outputs[0]
+        if shapes.rank(current) == 3 and all(
+            _is_joined(value, current, chain, shapes, probe, num_heads) for probe in shapes.small
         ):
-            return here
+            return current
     return None
 
 
@@ -135,19 +135,19 @@ def _is_joined(
 def _chains_above(value: ir.Value, shapes: Shapes) -> Iterator[tuple[ir.Value, float, list[ir.Node]]]:
     """Yield `value` and each value that it is a scaled view of, with the scale and the nodes in between."""
     chain: list[ir.Node] = []
-    scale, here = 1.0, value
-    yield here, scale, chain
+    scale, current = 1.0, value
+    yield current, scale, chain
     while len(chain) < _LONGEST_CHAIN:
-        node = producer(here, *VIEWS)
+        node = producer(current, *VIEWS)
         step = None if node is None else _step_above(node)
         if node is None or step is None:
             return
-        here, factor = step
+        current, factor = step
         scale *= factor
         chain = [node, *chain]
-        if shapes.of(here) is None:
+        if shapes.of(current) is None:
             continue
-        yield here, scale, chain
+        yield current, scale, chain
 
 
 def _step_above(node: ir.Node) -> tuple[ir.Value, float] | None:
@@ -177,7 +177,7 @@ def _layout_of(
     transposed: bool,
 ) -> tuple[HeadLayout, int] | None:
     """Return the layout of the heads of `value` in `source` and their repetitions, the same for all sizes."""
-    found: set[tuple[HeadLayout, int] | None] = set()
+    layouts: set[tuple[HeadLayout, int] | None] = set()
     for probe in shapes.small:
         shape = shapes.of(source, probe)
         if shape is None:
@@ -187,8 +187,8 @@ def _layout_of(
             return None
         if transposed:
             moved = moved.swapaxes(-1, -2)
-        found.add(_name_layout(shape, moved, *heads))
-    return found.pop() if len(found) == 1 else None
+        layouts.add(_name_layout(shape, moved, *heads))
+    return layouts.pop() if len(layouts) == 1 else None
 
 
 def _name_layout(

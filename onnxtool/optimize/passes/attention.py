@@ -338,7 +338,7 @@ def _joined_weights(linears: tuple[Linear, Linear, Linear], writer: Writer) -> l
     widths = [tensor_of(linear.weight).shape.numpy()[1] for linear in linears]
     if first.part is None:
         weight = _concatenated([linear.weight for linear in linears], widths, first.weight)
-        weight.meta[PARTS] = [[p for node, _ in one.weight.uses() for p in patterns_of(node)] for one in linears]
+        weight.meta[PARTS] = [[p for node, _ in linear.weight.uses() for p in patterns_of(node)] for linear in linears]
         bias = _concatenated([linear.bias for linear in linears], widths, first.weight)
         return [writer.initializer(weight, f"{name}_qkv"), writer.initializer(bias, f"{name}_qkv_bias")]
     zeros = _concatenated([None], widths[:1], first.weight)

@@ -51,10 +51,10 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
 
 def _note_ranks(model: ir.Model) -> None:
     """Record the rank of each Softmax input: if it is unknown, the converter writes a Flatten and two Reshape nodes."""
-    found = infer_values(to_light_proto(model)).values
+    values = infer_values(to_light_proto(model)).values
     for node in model.graph:
         value = node.inputs[0] if node.op_type in _FLATTENING else None
-        known = None if value is None else found.get(str(value.name))
+        known = None if value is None else values.get(str(value.name))
         if value is not None and value.shape is None and known is not None and known.shape is not None:
             value.dtype, value.shape = ir.DataType(known.dtype), ir.Shape([None] * len(known.shape))
 

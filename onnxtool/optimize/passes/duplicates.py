@@ -54,7 +54,7 @@ def _merge_initializers(model: ir.Model, _context: Context) -> Outcome:
     for values in alike.values():
         kept: list[ir.Value] = []
         for value in values:
-            first = next((one for one in kept if _same(one, value)), None)
+            first = next((candidate for candidate in kept if _same(candidate, value)), None)
             if first is None:
                 kept.append(value)
                 continue
@@ -76,8 +76,8 @@ def _fingerprint(value: ir.Value) -> Any:
 
 def _same(first: ir.Value, second: ir.Value) -> bool:
     """Whether two tensors with equal fingerprints have equal bytes: 0.0 and -0.0 differ, and NaN equals itself."""
-    one, other = (np.ascontiguousarray(tensor_of(value).numpy()).view(np.uint8) for value in (first, second))
-    return np.array_equal(one, other)
+    left, right = (np.ascontiguousarray(tensor_of(value).numpy()).view(np.uint8) for value in (first, second))
+    return np.array_equal(left, right)
 
 
 deduplicate_initializers = Pass("deduplicate_initializers", _merge_initializers)
@@ -103,8 +103,15 @@ def _tie(model: ir.Model, _context: Context) -> Outcome:
     for copy in weights:
         if not _is_only_multiplied(copy):
             continue
-        others = by_shape[_shape(copy)[::-1]]
-        original = next((one for one in others if one is not copy and one.uses() and _is_transposed(copy, one)), None)
+        candidates = by_shape[_shape(copy)[::-1]]
+        original = next(
+            (
+                candidate
+                for candidate in candidates
+                if candidate is not copy and candidate.uses() and _is_transposed(copy, candidate)
+            ),
+            None,
+        )
         if original is not None:
             _replace(copy, original)
             num_changes += 1
@@ -135,12 +142,12 @@ def _is_transposed(copy: ir.Value, original: ir.Value) -> bool:
     """Whether one is the bitwise transpose of the other, so that NaN equals itself, and 0.0 and -0.0 differ."""
     if tensor_of(copy).dtype != tensor_of(original).dtype:
         return False
-    one, other = (_bits(tensor_of(value).numpy()) for value in (copy, original))
-    rows, columns = (np.linspace(0, size - 1, _SAMPLES).astype(int) for size in one.shape)
-    if not np.array_equal(one[rows, columns], other[columns, rows]):
+    left, right = (_bits(tensor_of(value).numpy()) for value in (copy, original))
+    rows, columns = (np.linspace(0, size - 1, _SAMPLES).astype(int) for size in left.shape)
+    if not np.array_equal(left[rows, columns], right[columns, rows]):
         return False
-    blocks = range(0, one.shape[0], _ROWS)
-    return all(np.array_equal(one[start : start + _ROWS], other[:, start : start + _ROWS].T) for start in blocks)
+    blocks = range(0, left.shape[0], _ROWS)
+    return all(np.array_equal(left[start : start + _ROWS], right[:, start : start + _ROWS].T) for start in blocks)
 
 
 def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

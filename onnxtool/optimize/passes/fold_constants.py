@@ -53,18 +53,18 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         if node.domain or len(node.outputs) != 1:
             continue
         if node.op_type == "Identity" or _is_cast_to_same(node) or _drops_nothing(node, opset):
-            done = bypass(node, node.inputs[0])
+            is_replaced = bypass(node, node.inputs[0])
         elif node.op_type == "Constant":
-            done = _store(node, _constant_tensor(node))
+            is_replaced = _store(node, _constant_tensor(node))
         elif node.op_type in _FOLDED and (arrays := _constants(node)) is not None:
             single, feeds = _single(node, arrays)
             if not stays_small(single, feeds, _LARGEST_RESULT):
                 reasons.append(f"more than {_LARGEST_RESULT} elements")
                 continue
-            done = _store(node, _evaluate(single, feeds, opset))
+            is_replaced = _store(node, _evaluate(single, feeds, opset))
         else:
             continue
-        num_changes += done
+        num_changes += is_replaced
     return Outcome(model, num_changes, refusals(reasons))
 
 
@@ -125,7 +125,7 @@ def _single(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> tuple[onnx.
     """Return a node as a protobuf, and its inputs by their names there."""
     names = ["" if array is None else f"input_{number}" for number, array in enumerate(arrays)]
     single = onnx.helper.make_node(node.op_type, names, ["output"])
-    single.attribute.extend(ir.to_proto(one) for one in node.attributes.values())
+    single.attribute.extend(ir.to_proto(held) for held in node.attributes.values())
     return single, {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
 
 

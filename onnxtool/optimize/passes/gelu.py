@@ -48,16 +48,16 @@ class Polynomial:
     def plus(self, other: Polynomial) -> Polynomial:
         """Return the sum."""
         powers = {**self.coefficients, **other.coefficients}
-        found = {power: self.coefficients.get(power, 0) + other.coefficients.get(power, 0) for power in powers}
-        return Polynomial(found, (*self.nodes, *other.nodes))
+        coefficients = {power: self.coefficients.get(power, 0) + other.coefficients.get(power, 0) for power in powers}
+        return Polynomial(coefficients, (*self.nodes, *other.nodes))
 
     def times(self, other: Polynomial) -> Polynomial:
         """Return the product."""
-        found: dict[int, float] = {}
+        coefficients: dict[int, float] = {}
         for power, coefficient in self.coefficients.items():
             for another, factor in other.coefficients.items():
-                found[power + another] = found.get(power + another, 0) + coefficient * factor
-        return Polynomial(found, (*self.nodes, *other.nodes))
+                coefficients[power + another] = coefficients.get(power + another, 0) + coefficient * factor
+        return Polynomial(coefficients, (*self.nodes, *other.nodes))
 
     def is_close(self, coefficients: Mapping[int, float]) -> bool:
         """Whether it has the coefficients `coefficients`, all to a relative 1e-3."""
@@ -79,8 +79,8 @@ def as_polynomial(value: ir.Value | None, variable: ir.Value, depth: int = 0) ->
     if node is None or node.domain or node.op_type not in _ARITHMETIC:
         return None
     first, second = (as_polynomial(operand, variable, depth + 1) for operand in node.inputs)
-    found = None if first is None or second is None else _combine(node.op_type, first, second)
-    return None if found is None else Polynomial(found.coefficients, (*found.nodes, node))
+    polynomial = None if first is None or second is None else _combine(node.op_type, first, second)
+    return None if polynomial is None else Polynomial(polynomial.coefficients, (*polynomial.nodes, node))
 
 
 def number_in(value: ir.Value | None) -> float | None:
@@ -174,10 +174,10 @@ def _fuse(node: ir.Node, form: _GeluForm) -> str | None:
     product = _match_product(gate, node, form)
     if product is None:
         return None
-    value, result, others = product
+    value, result, inner_nodes = product
     if not is_float(value):
         return "neither float32 nor float16"
-    if not is_closed([*nodes, *others], result):
+    if not is_closed([*nodes, *inner_nodes], result):
         return "an inner value is read elsewhere"
     last = result.producer()
     if last is None:
@@ -246,7 +246,7 @@ _WITH_BIAS = {"Gelu": "BiasGelu", "FastGelu": "FastGelu"}
 
 def _fuse_biases(model: ir.Model, _context: Context) -> Outcome:
     """Replace `Gelu(Add(x, b))` by `BiasGelu(x, b)`, and `FastGelu(Add(x, b))` by `FastGelu(x, b)`."""
-    found = [
+    matches = [
         (node, add)
         for node in model.graph
         if node.domain == MICROSOFT
@@ -254,12 +254,12 @@ def _fuse_biases(model: ir.Model, _context: Context) -> Outcome:
         and (len(node.inputs) == 1 or node.inputs[1] is None)
         and (add := producer(node.inputs[0], "Add")) is not None
     ]
-    return rewrite_each(model, found, _fuse_bias)
+    return rewrite_each(model, matches, _fuse_bias)
 
 
 def _fuse_bias(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     """Write one operator with a bias, or return the precondition that does not hold."""
-    parts = operands(add, lambda one: is_weight(one, 1))
+    parts = operands(add, lambda operand: is_weight(operand, 1))
     length = None if parts is None else shapes.fixed(parts[0], 0)
     if parts is None or length is None or length != shapes.fixed(parts[1], -1):
         return "the bias is no vector as long as the last axis"

@@ -87,15 +87,15 @@ def _take_first(model: ir.Model, _context: Context) -> Outcome:
     and the mask used to be a pass over [B, S, V], the largest tensor in such a model, and is now one over [B, V]. The
     numbers are the same: rounding is nondecreasing too. A mask is assumed to be 0 or 1, as in attention.
     """
-    found = []
+    matches = []
     for node in model.graph:
         if not node.domain and node.op_type == "ReduceMax" and reduced_axes(node) == [1]:
             chain = _follow(node)
             if chain.product is not None and (chain.steps or chain.mask is not None):
-                found.append((node, chain, chain.product))
+                matches.append((node, chain, chain.product))
     if default_opset(model.opset_imports) < _FIRST_OPSET:
         return Outcome(model, 0)
-    return rewrite_each(model, found, _rewrite)
+    return rewrite_each(model, matches, _rewrite)
 
 
 def _follow(reduce: ir.Node) -> _MaximumChain:
@@ -127,8 +127,8 @@ def _follow(reduce: ir.Node) -> _MaximumChain:
 
 def _operands(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
     """Return the inputs of a binary operator, the one computed per token first."""
-    found = operands(node, lambda one: _is_mask(one) or constant(one) is not None or is_weight(one))
-    return (node.inputs[0], None) if found is None else (found[1], found[0])
+    pair = operands(node, lambda operand: _is_mask(operand) or constant(operand) is not None or is_weight(operand))
+    return (node.inputs[0], None) if pair is None else (pair[1], pair[0])
 
 
 def _never_falls(node: ir.Node) -> bool:
@@ -148,8 +148,8 @@ def _never_falls(node: ir.Node) -> bool:
 
 def _mask(node: ir.Node) -> ir.Value | None:
     """Return the mask [B, S, 1] of a product with one; None for any other node."""
-    found = operands(node, _is_mask) if node.op_type == "Mul" else None
-    return None if found is None else found[0]
+    pair = operands(node, _is_mask) if node.op_type == "Mul" else None
+    return None if pair is None else pair[0]
 
 
 def _is_mask(value: ir.Value) -> bool:
@@ -263,10 +263,10 @@ def _take_in_blocks(model: ir.Model, _context: Context) -> Outcome:
     The scores [B, S, V] then need not be in memory at once. A Mul with a number per token may lie in between, and a
     bias, which is added to the maxima. A weight with other readers is not split: it would be stored twice.
     """
-    found = [match for node in model.graph if (match := _match(node)) is not None]
-    shapes = find_shapes(model) if any(match.scaled is not None for match in found) else None
+    matches = [match for node in model.graph if (match := _match(node)) is not None]
+    shapes = find_shapes(model) if any(match.scaled is not None for match in matches) else None
     num_changes = 0
-    for match in found:
+    for match in matches:
         if match.scaled is None or (shapes is not None and shapes.fixed(match.scaled.inputs[1], -1) == 1):
             _cut(match)
             num_changes += 1
@@ -308,7 +308,7 @@ def _cut(match: _WideMaximum) -> None:
     product, reduce = match.product, match.reduce
     writer, columns = Writer(reduce), _columns(required(product, 1))
     whole = [operand for operand in product.inputs if operand is not None and is_weight(operand)]
-    sources = {one: _source(tensor_of(one)) for one in whole}
+    sources = {weight: _source(tensor_of(weight)) for weight in whole}
     maxima = []
     for start in range(0, columns, _WIDTH):
         part = slice(start, min(start + _WIDTH, columns))

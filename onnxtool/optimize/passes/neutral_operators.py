@@ -39,8 +39,8 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     inferred = functools.cache(lambda: infer_values(to_light_proto(model)).values)  # few graphs need it
 
     def shape_of(value: ir.Value) -> tuple[int | str | None, ...] | None:
-        found = inferred().get(str(value.name))
-        return None if found is None else found.shape
+        known = inferred().get(str(value.name))
+        return None if known is None else known.shape
 
     num_changes = 0
     for node in list(graph):
@@ -134,8 +134,8 @@ def _join_unsqueezes(node: ir.Node, shape_of: _ShapeOf) -> bool:
     rank = len(shape)
     added = {int(axis) % (rank + len(first) + len(axes)) if axis < 0 else int(axis) for axis in axes}
     earlier = {int(axis) % (rank + len(first)) if axis < 0 else int(axis) for axis in first}
-    others = [axis for axis in range(len(added) + max(earlier) + 1) if axis not in added]
-    joined = sorted(added | {others[axis] for axis in earlier})
+    free_axes = [axis for axis in range(len(added) + max(earlier) + 1) if axis not in added]
+    joined = sorted(added | {free_axes[axis] for axis in earlier})
     node.replace_input_with(0, value)
     name = f"onnxtool.axes_{'_'.join(map(str, joined))}"
     node.replace_input_with(1, Writer(node).constant(np.array(joined), name))

@@ -33,10 +33,10 @@ def _fuse_layer_normalizations(model: ir.Model, _context: Context) -> Outcome:
 
     The fused operator is `LayerNormalization(x, gamma, beta)`; beta may be missing, and Reciprocal may stand for Div.
     """
-    found = [(node,) for node in model.graph if _match_centred(node) is not None]
+    matches = [(node,) for node in model.graph if _match_centred(node) is not None]
     if default_opset(model.opset_imports) < _FIRST_OPSET:
-        return Outcome(model, 0, refusals([f"LayerNormalization needs opset {_FIRST_OPSET}"] * len(found)))
-    return rewrite_each(model, found, _fuse_centred)
+        return Outcome(model, 0, refusals([f"LayerNormalization needs opset {_FIRST_OPSET}"] * len(matches)))
+    return rewrite_each(model, matches, _fuse_centred)
 
 
 def _match_centred(node: ir.Node) -> tuple[Normalized, ir.Value] | None:
@@ -54,10 +54,10 @@ def _match_centred(node: ir.Node) -> tuple[Normalized, ir.Value] | None:
 
 def _fuse_centred(node: ir.Node, shapes: Shapes) -> str:
     """Write one LayerNormalization, or return the precondition that does not hold."""
-    found = _match_centred(node)  # anew: what is normalized may be the result of the one before
-    if found is None:
+    centred = _match_centred(node)  # anew: what is normalized may be the result of the one before
+    if centred is None:
         return _GONE
-    match, value = found
+    match, value = centred
     scaled = only_consumer(node.outputs[0], "Mul")
     gamma = None if scaled is None else _vector(scaled, node.outputs[0], value, shapes)
     if scaled is None or gamma is None:
@@ -94,10 +94,10 @@ def _fuse_rms_normalizations(model: ir.Model, _context: Context) -> Outcome:
     The operator is onnxruntime's, in the default domain. Also matches the reciprocal of the root, and a Cast of x to
     float32 and back. Gemma's scale of 1 + w is an ordinary vector here.
     """
-    found = [(node,) for node in model.graph if _match_uncentred(node) is not None]
-    if found:
+    matches = [(node,) for node in model.graph if _match_uncentred(node) is not None]
+    if matches:
         fill_types(model)
-    return rewrite_each(model, found, _fuse_uncentred)
+    return rewrite_each(model, matches, _fuse_uncentred)
 
 
 def _match_uncentred(node: ir.Node) -> Normalized | None:
@@ -115,10 +115,10 @@ def _fuse_uncentred(node: ir.Node, shapes: Shapes) -> str:
     if match is None:
         return _GONE
     source, normalized, nodes = _widen_over_casts(node, match)
-    found = scaled(normalized)
-    if found is None:
+    scaling = scaled(normalized)
+    if scaling is None:
         return "no scale follows, or something else reads the normalized value"
-    scale, result = found
+    scale, result = scaling
     multiply = producer(result)
     length = shapes.fixed(scale, -1)
     if shapes.rank(scale) != 1 or length is None or length != shapes.fixed(source, -1):
@@ -163,7 +163,7 @@ def _fuse_residuals(model: ir.Model, _context: Context) -> Outcome:
     A MatMul bias, `Add(MatMul(x, W), c)` as a or b, becomes the input `bias`; if other nodes read the sum, it becomes
     the fourth output. `SimplifiedLayerNormalization` becomes `SkipSimplifiedLayerNormalization`, without beta.
     """
-    found = [
+    matches = [
         (node, add)
         for node in model.graph
         if not node.domain
@@ -171,7 +171,7 @@ def _fuse_residuals(model: ir.Model, _context: Context) -> Outcome:
         and (add := producer(node.inputs[0], "Add")) is not None
         and operands(add, is_weight) is None
     ]
-    return rewrite_each(model, found, _fuse_residual)
+    return rewrite_each(model, matches, _fuse_residual)
 
 
 def _fuse_residual(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
@@ -199,7 +199,7 @@ def _objection_to_residual(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
     if attribute(node, "axis", -1) not in (-1, 2):
         return "not over the last axis"
     width = shapes.fixed(first, -1)
-    if width is None or not all(is_weight(one, 1) and shapes.fixed(one, 0) == width for one in scales):
+    if width is None or not all(is_weight(scale, 1) and shapes.fixed(scale, 0) == width for scale in scales):
         return "scale or shift is no vector as long as the last axis"
     if not is_float(scales[0]):
         return "neither float32 nor float16"
@@ -213,12 +213,12 @@ def _split(add: ir.Node, shapes: Shapes) -> _Terms | None:
     first, second = add.inputs
     if first is None or second is None:
         return None
-    for one, other in ((first, second), (second, first)):
-        inner = producer(one, "Add")
+    for term, other in ((first, second), (second, first)):
+        inner = producer(term, "Add")
         parts = None if inner is None else operands(inner, lambda value: is_weight(value, 1))
-        if parts is None or only_consumer(one, "Add") is not add or producer(parts[1], "MatMul") is None:
+        if parts is None or only_consumer(term, "Add") is not add or producer(parts[1], "MatMul") is None:
             continue
-        if shapes.same(parts[1], one) and shapes.fixed(parts[0], 0) == shapes.fixed(one, -1):
+        if shapes.same(parts[1], term) and shapes.fixed(parts[0], 0) == shapes.fixed(term, -1):
             return parts[1], other, parts[0]
     return first, second, None
 
@@ -270,15 +270,15 @@ def _fuse_embeddings(model: ir.Model, _context: Context) -> Outcome:
     The fused operator is `EmbedLayerNormalization`, whose ids are int32. Other nodes may read the tables, which stay
     one tensor. Negative ids, which Gather counts from the end of a table, are an error in the fused operator.
     """
-    found = [
+    matches = [
         (node, lookups)
         for node in model.graph
         if not node.domain and node.op_type == "LayerNormalization" and (lookups := _match_lookups(node)) is not None
     ]
-    if found:
+    if matches:
         fill_types(model)
     casts: dict[ir.Value, ir.Value] = {}
-    return rewrite_each(model, found, _fuse_lookups, casts)
+    return rewrite_each(model, matches, _fuse_lookups, casts)
 
 
 def _match_lookups(node: ir.Node) -> list[_Lookup] | None:
@@ -290,16 +290,16 @@ def _match_lookups(node: ir.Node) -> list[_Lookup] | None:
         maker = producer(value, "Add", "Gather")
         if value is None or maker is None or value.is_graph_output():
             return None
-        others = [other for other, _ in value.uses() if other is not reader]
-        if maker.op_type == "Add" and not others:
+        other_readers = [other for other, _ in value.uses() if other is not reader]
+        if maker.op_type == "Add" and not other_readers:
             waiting.extend((operand, maker) for operand in maker.inputs)
             continue
         table, ids = maker.inputs
-        if maker.op_type == "Add" or not all(_reads_size_of_ids(other) for other in others):
+        if maker.op_type == "Add" or not all(_reads_size_of_ids(other) for other in other_readers):
             return None
         if table is None or ids is None or not is_weight(table, 2) or attribute(maker, "axis", 0) != 0:
             return None
-        lookups.append(_Lookup(table, ids, others))
+        lookups.append(_Lookup(table, ids, other_readers))
     return lookups if len(lookups) in (2, 3) else None
 
 
@@ -337,7 +337,7 @@ def _objection_to_lookups(node: ir.Node, lookups: list[_Lookup], shapes: Shapes)
     width = shapes.fixed(lookups[0].table, 1)
     if attribute(node, "axis", -1) not in (-1, 2):
         return "not over the last axis"
-    if len(vectors) != 2 or not all(is_weight(one, 1) and shapes.fixed(one, 0) == width for one in vectors):
+    if len(vectors) != 2 or not all(is_weight(vector, 1) and shapes.fixed(vector, 0) == width for vector in vectors):
         return "scale or shift is no vector as long as the last axis"
     if any(shapes.fixed(lookup.table, 1) != width for lookup in lookups):
         return "the tables are of different widths"
@@ -361,19 +361,19 @@ def _assign(lookups: list[_Lookup], shapes: Shapes) -> tuple[_Lookup, _Lookup, _
     Any assignment gives the same sum, but only positions may be [1, S]; words and segments are [B, S].
     """
     by_size = sorted(lookups, key=lambda lookup: -(shapes.fixed(lookup.table, 0) or 0))
-    batched = [one for one in by_size if shapes.of(one.ids) is not None and shapes.fixed(one.ids, 0) != 1]
+    batched = [lookup for lookup in by_size if shapes.of(lookup.ids) is not None and shapes.fixed(lookup.ids, 0) != 1]
     positions = [lookup for lookup in by_size if lookup not in batched]
     if not positions:  # RoBERTa computes them from the words
         positions = [lookup for lookup in by_size if not lookup.ids.is_graph_input()]
     if len(positions) != 1:
         return None
-    words, *others = [lookup for lookup in by_size if lookup is not positions[0]]
-    if not all(shapes.same(lookup.ids, words.ids) for lookup in (words, *others)):
+    words, *segments = [lookup for lookup in by_size if lookup is not positions[0]]
+    if not all(shapes.same(lookup.ids, words.ids) for lookup in (words, *segments)):
         return None
     ids = positions[0].ids
     if not shapes.same(ids, words.ids) and not _is_row_of(ids, words.ids, shapes):
         return None
-    return words, positions[0], others[0] if others else None
+    return words, positions[0], segments[0] if segments else None
 
 
 def _is_row_of(ids: ir.Value, words: ir.Value, shapes: Shapes) -> bool:
@@ -460,9 +460,9 @@ def _write_residual(node: ir.Node) -> bool:
 def _terms(add: ir.Node) -> list[ir.Value | None]:
     """Return the terms in order, including the bias of a linear layer that only this sum reads."""
     first, second = add.inputs
-    for one, other in ((first, second), (second, first)):
-        inner = producer(one, "Add")
-        if inner is not None and one is not None and operands(inner, is_weight) and only_consumer(one, "Add") is add:
+    for term, other in ((first, second), (second, first)):
+        inner = producer(term, "Add")
+        if inner is not None and term is not None and operands(inner, is_weight) and only_consumer(term, "Add") is add:
             return [*inner.inputs, other]
     return [first, second]
 

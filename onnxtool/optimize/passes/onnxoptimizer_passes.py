@@ -65,22 +65,22 @@ def rewrite(name: str, forms: Forms) -> bool:
     graph: Any = next(iter(forms)).graph
     values: dict[str, ir.Value] = {}
     sent = _to_proto(graph, forms, values)
-    found = run_pass(name, sent).graph
-    left = {proto.name: proto for proto in found.node}
-    computed = _compute(found, values, default_opset(graph.opset_imports) or 1)
+    result = run_pass(name, sent).graph
+    left = {proto.name: proto for proto in result.node}
+    computed = _compute(result, values, default_opset(graph.opset_imports) or 1)
     removed, changed = [], []
     for node, proto in zip(forms, sent.graph.node, strict=True):
         if proto.name not in left:
             removed.append(node)
         elif _content(left[proto.name]) != _content(proto):
             changed.append((node, left[proto.name], _rounded(node, left[proto.name], computed, values)))
-    read = [value for node in forms for value in node.inputs if value is not None and not value.is_graph_input()]
+    sources = [value for node in forms for value in node.inputs if value is not None and not value.is_graph_input()]
     for node, proto, constants in changed:
         written = {name: Writer(node).initializer(*constants[name]) for name in constants}
         inputs = [written.get(name, values.get(name)) for name in proto.input]
         _change(node, inputs, [values[output] for output in proto.output], proto)
     remove_unused(graph, removed)
-    drop_unused(value for value in read if value.is_initializer())
+    drop_unused(value for value in sources if value.is_initializer())
     return bool(removed or changed)
 
 
@@ -93,10 +93,10 @@ def _to_proto(graph: Any, forms: Forms, values: dict[str, ir.Value]) -> onnx.Mod
         return "" if value is None or not value.name else names.setdefault(value, f"v{len(names)}")
 
     for number, (node, inputs) in enumerate(forms.items()):
-        one = proto.node.add(name=f"n{number}", op_type=node.op_type, domain=node.domain)
-        one.input.extend(map(name_of, inputs))
-        one.output.extend(map(name_of, node.outputs))
-        one.attribute.extend(ir.to_proto(attribute) for attribute in node.attributes.values())
+        node_proto = proto.node.add(name=f"n{number}", op_type=node.op_type, domain=node.domain)
+        node_proto.input.extend(map(name_of, inputs))
+        node_proto.output.extend(map(name_of, node.outputs))
+        node_proto.attribute.extend(ir.to_proto(attribute) for attribute in node.attributes.values())
     for value, name in names.items():
         values[name] = value
         info = ir.to_proto(value)
@@ -125,7 +125,7 @@ def _light(tensor: ir.TensorProtocol, name: str) -> onnx.TensorProto:
 
 
 def _content(node: onnx.NodeProto) -> object:
-    attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
     return node.op_type, list(node.input), list(node.output), attributes
 
 
@@ -134,10 +134,10 @@ def _compute(graph: onnx.GraphProto, values: Mapping[str, ir.Value], opset: int)
     nodes = [node for node in graph.node if not node.name]
     if unexpected := {node.op_type for node in nodes} - _WRITTEN:
         raise DeadPassError(f"writes {', '.join(sorted(unexpected))}, which is not expected")
-    read = {name for node in nodes for name in node.input}
+    read_names = {name for node in nodes for name in node.input}
     constants = {}
     for tensor in graph.initializer:
-        if tensor.name in read or tensor.name not in values:
+        if tensor.name in read_names or tensor.name not in values:
             is_stored = not tensor.external_data
             source = None if is_stored else tensor_of(values[tensor.external_data[0].value])
             array = numpy_helper.to_array(tensor) if source is None else source.numpy()
@@ -153,7 +153,7 @@ def _compute(graph: onnx.GraphProto, values: Mapping[str, ir.Value], opset: int)
 
 
 def _rounded(
-    node: ir.Node, found: onnx.NodeProto, computed: Mapping[str, NDArray[Any]], values: Mapping[str, ir.Value]
+    node: ir.Node, rewritten: onnx.NodeProto, computed: Mapping[str, NDArray[Any]], values: Mapping[str, ir.Value]
 ) -> dict[str, tuple[ir.TensorProtocol, str]]:
     """Return the new constants that a node reads, in the dtype of its weight, with names for them.
 
@@ -162,7 +162,7 @@ def _rounded(
     """
     constants: dict[str, tuple[ir.TensorProtocol, str]] = {}
     largest: Any = 0.0
-    for kind, name in zip(("data", "folded", "bias"), found.input, strict=False):
+    for kind, name in zip(("data", "folded", "bias"), rewritten.input, strict=False):
         if name not in computed or name in values:
             continue
         array, weight = computed[name], (*node.inputs, *node.outputs)[1]
@@ -184,14 +184,14 @@ def _channel_maxima(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _change(
-    node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value], found: onnx.NodeProto
+    node: ir.Node, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value], rewritten: onnx.NodeProto
 ) -> None:
-    """Give a node these inputs and the attributes of `found`, and let its outputs replace `outputs`."""
+    """Give a node these inputs and the attributes of `rewritten`, and let its outputs replace `outputs`."""
     node.resize_inputs(len(inputs))
     for place, value in enumerate(inputs):
         node.replace_input_with(place, value)
     node.attributes.clear()
-    node.attributes.update({one.name: ir.from_proto(one) for one in found.attribute})
+    node.attributes.update({entry.name: ir.from_proto(entry) for entry in rewritten.attribute})
     for new, old in zip(node.outputs, outputs, strict=False):
         if new is not old:  # the reader of `new` disappears, and all that is noted about its result stays
             name, new.type, new.shape, new.doc_string = str(old.name), old.type, old.shape, old.doc_string
@@ -211,11 +211,11 @@ def _apply(name: str, match: Callable[[ir.Node], Forms | str], model: ir.Model, 
     dead = model.meta.setdefault(_DEAD, {})
     before, reasons = None, []
     for node in list(model.graph):
-        found = "" if name in dead or node.graph is None or node.domain else match(node)
-        if not isinstance(found, str):
+        matched = "" if name in dead or node.graph is None or node.domain else match(node)
+        if not isinstance(matched, str):
             before = before or inventory(model)
-            found = _rewrite(name, found, dead)
-        reasons.append(found)
+            matched = _rewrite(name, matched, dead)
+        reasons.append(matched)
     num_changes = count_changes(before, inventory(model)) if before else 0
     return Outcome(model, num_changes, dead.get(name) or refusals([*filter(None, reasons)]), left_out=name in dead)
 
@@ -272,10 +272,10 @@ def _transposed_operand(gemm: ir.Node) -> Forms | str:
     moved = [node if node is None or attribute(node, "perm", _SWAP) == _SWAP else None for node in moved]
     if moved and moved[0] is not None and is_weight(gemm.inputs[1] if moved[1] is None else moved[1].inputs[0]):
         moved[0] = None  # neither int8 nor int4 takes a layer with a transposed input
-    found = {node: node.inputs for node in moved if node is not None}
-    for node in found:
+    transposes = {node: node.inputs for node in moved if node is not None}
+    for node in transposes:
         node.attributes["perm"] = ir.AttrInt64s("perm", _SWAP)  # onnxoptimizer fails without
-    return {**found, gemm: gemm.inputs} if found else ""
+    return {**transposes, gemm: gemm.inputs} if transposes else ""
 
 
 def _unsqueezed_reduction(node: ir.Node) -> Forms | str:
@@ -302,7 +302,7 @@ def onnxoptimizer_pass(name: str) -> Pass:
 
     def every_node(node: ir.Node) -> Forms | str:
         graph: Any = node.graph
-        return {one: one.inputs for one in graph} if node is graph[0] else ""
+        return {member: member.inputs for member in graph} if node is graph[0] else ""
 
     return Pass(name, partial(_apply, name, _MATCHES.get(name, every_node)))
 

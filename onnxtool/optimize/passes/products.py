@@ -113,14 +113,14 @@ def _product(equation: str) -> _EinsumAxes | None:
 
 def _sizes(product: _EinsumAxes, first: ir.Value, second: ir.Value, shapes: Shapes) -> dict[str, int | None] | None:
     """Return the size of each axis, None for a dynamic one; None if two axes of a letter may differ."""
-    found: dict[str, int | str] = {}
+    sizes: dict[str, int | str] = {}
     for letters, value in ((product.first, first), (product.second, second)):
         shape = shapes.shape(value)
         if shape is None or len(shape) != len(letters):
             return None
-        if any(found.setdefault(letter, size) != size for letter, size in zip(letters, shape, strict=True)):
+        if any(sizes.setdefault(letter, size) != size for letter, size in zip(letters, shape, strict=True)):
             return None
-    return {letter: size if isinstance(size, int) else None for letter, size in found.items()}
+    return {letter: size if isinstance(size, int) else None for letter, size in sizes.items()}
 
 
 def _by_weight(
@@ -163,7 +163,7 @@ def _transpose_weights(model: ir.Model, _context: Context) -> Outcome:
     If another node reads W, such as an embedding tied to the output layer, V would be a second copy: then it becomes
     `FusedMatMul<transB=1>(x, W)`, and W stays one tensor.
     """
-    found = [
+    matches = [
         (node, transpose)
         for node in model.graph
         if not node.domain
@@ -172,9 +172,9 @@ def _transpose_weights(model: ir.Model, _context: Context) -> Outcome:
         and is_weight(transpose.inputs[0], 2)
         and attribute(transpose, "perm", [1, 0]) == [1, 0]
     ]
-    made: dict[ir.Value, ir.Value] = {}
-    outcome = rewrite_each(model, found, _fuse_transpose, made)
-    drop_unused(made)
+    transposed: dict[ir.Value, ir.Value] = {}
+    outcome = rewrite_each(model, matches, _fuse_transpose, transposed)
+    drop_unused(transposed)
     return outcome
 
 
@@ -231,19 +231,19 @@ _GEMM_OPSET = 7  # before, Gemm does not broadcast by default
 
 def _fuse_biases(model: ir.Model, _context: Context) -> Outcome:
     """Replace `Add(MatMul(x, W), b)` by `Gemm(x, W, b)` if x is a matrix, the only rank that Gemm accepts."""
-    found = [
+    matches = [
         (node, parts[0], times)
         for node in model.graph
         if not node.domain
         and node.op_type == "Add"
-        and (parts := operands(node, lambda one: is_weight(one, 1))) is not None
+        and (parts := operands(node, lambda operand: is_weight(operand, 1))) is not None
         and (times := producer(parts[1], "MatMul")) is not None
         and is_weight(times.inputs[1], 2)
     ]
-    if not found or default_opset(model.opset_imports) < _GEMM_OPSET:
+    if not matches or default_opset(model.opset_imports) < _GEMM_OPSET:
         return Outcome(model, 0)
     shapes = find_shapes(model)
-    matrices = [row for row in found if shapes.rank(row[2].inputs[0]) in (None, 2)]
+    matrices = [row for row in matches if shapes.rank(row[2].inputs[0]) in (None, 2)]
     reasons = [reason for row in matrices if (reason := _fuse_bias(*row, shapes))]
     return Outcome(model, len(matrices) - len(reasons), refusals(reasons))
 

@@ -45,11 +45,11 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     This is for attentions without a fused operator; in others there is no MatMul left. Otherwise a step with a cache
     spends most of its time copying keys and values.
     """
-    found = [node for node in model.graph if node.domain == "" and node.op_type == "MatMul" and _expands(node)]
-    if not found:
+    candidates = [node for node in model.graph if node.domain == "" and node.op_type == "MatMul" and _expands(node)]
+    if not candidates:
         return Outcome(model, 0)
     shapes = find_shapes(model)
-    products = [product for node in found if (product := _match(node, shapes)) is not None]
+    products = [product for node in candidates if (product := _match(node, shapes)) is not None]
     for product in products:
         _write(product, model.graph)
     return Outcome(model, len(products))

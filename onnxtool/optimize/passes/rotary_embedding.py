@@ -55,7 +55,7 @@ def _objection(rotation: Rotation, shapes: Shapes) -> str:
         return "cosines and sines are of different shapes"
     if shapes.dtype(rotation.value) not in (np.float32, np.float16):
         return "neither float32 nor float16"
-    if not all(_repeats(one, shapes, size) for one in (rotation.cosine, rotation.sine)):
+    if not all(_repeats(table, shapes, size) for table in (rotation.cosine, rotation.sine)):
         return "the cosines or sines are not known to have two equal halves"
     return ""
 
@@ -73,7 +73,7 @@ def _repeats(value: ir.Value | None, shapes: Shapes, size: int) -> bool:
             last = (shapes.rank(value) or 0) - 1
             return len(node.inputs) == 2 and node.inputs[0] is node.inputs[1] and attribute(node, "axis") in (-1, last)
         if node.op_type == "Mul":
-            parts = operands(node, lambda one: scalar(one) is not None)
+            parts = operands(node, lambda operand: scalar(operand) is not None)
             value = None if parts is None else parts[1]
         elif node.op_type == "Gather" and (attribute(node, "axis", 0) != 0 or (shapes.rank(node.inputs[0]) or 0) < 2):
             return False  # not whole rows
@@ -92,7 +92,7 @@ def _write(
     """Write the operator, directly on a linear layer's result if only reshapes and a transposition follow it."""
     writer = Writer(rotation.node)
     size, num_heads = shapes.fixed(rotation.value, -1) or 0, shapes.fixed(rotation.value, 1)
-    angles = [_table(one, size, writer, tables) for one in (rotation.cosine, rotation.sine)]
+    angles = [_table(values, size, writer, tables) for values in (rotation.cosine, rotation.sine)]
     positions = _positions(rotation.cosine, shapes, writer, places)
     heads = None if num_heads is None else find_heads(rotation.value, shapes, num_heads)
     flat = None if heads is None else _flat(heads, writer)
@@ -117,7 +117,7 @@ def _flat(heads: Heads, writer: Writer) -> ir.Value | None:
 def _table(angles: ir.Value, size: int, writer: Writer, tables: dict[ir.Value, ir.Value]) -> ir.Value:
     """Return the first half of cosines or sines, [1 or B, 1, S, D], as a table [R, D / 2]."""
     if angles not in tables:
-        bounds = [writer.constant(np.array([one]), f"onnxtool.{one}") for one in (0, size // 2, -1)]
+        bounds = [writer.constant(np.array([bound]), f"onnxtool.{bound}") for bound in (0, size // 2, -1)]
         half = writer.node("Slice", [angles, *bounds])
         rows = writer.constant(np.array([-1, size // 2]), f"onnxtool.rows_of_{size // 2}")
         tables[angles] = writer.node("Reshape", [half, rows])
@@ -139,7 +139,7 @@ def _count_up(cosine: ir.Value, writer: Writer) -> ir.Value:
     shape = writer.node("Shape", [cosine])
     sizes = writer.node("Gather", [shape, writer.constant(np.array([0, 2]), "onnxtool.batch_and_sequence")])
     number = writer.node("ReduceProd", [sizes], {"keepdims": 0})
-    first, step = (writer.constant(np.array(one), f"onnxtool.scalar_{one}") for one in (0, 1))
+    first, step = (writer.constant(np.array(value), f"onnxtool.scalar_{value}") for value in (0, 1))
     return writer.node("Reshape", [writer.node("Range", [first, number, step]), sizes])
 
 

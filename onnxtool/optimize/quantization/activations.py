@@ -108,15 +108,15 @@ def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
     generator, most_rows = np.random.default_rng(0), max(1, _MOST_ROWS // len(feeds))
     activations = {name: Activations() for name in values}
     outputs = []
-    for given in counted(feeds, "recording activations of batch"):
-        found, wanted = session.run(given), _fitted(padding_mask(given))
-        outputs.append({name: found[name] for name in names})
-        for name, one in activations.items():
-            one.add(given[name] if name in given else found[name], wanted, most_rows, generator)
-    del session, found
+    for feed in counted(feeds, "recording activations of batch"):
+        results, wanted = session.run(feed), _fitted(padding_mask(feed))
+        outputs.append({name: results[name] for name in names})
+        for name, layer_input in activations.items():
+            layer_input.add(feed[name] if name in feed else results[name], wanted, most_rows, generator)
+    del session, results
     release_freed_memory()
-    for name, one in activations.items():
-        if not all(np.isfinite(rows).all() for rows in one.rows):
+    for name, layer_input in activations.items():
+        if not all(np.isfinite(rows).all() for rows in layer_input.rows):
             raise PassError(
                 f"{name}, the input of a layer, is not finite on the calibration inputs",
                 "pass inputs like those that the model will get, with --sample_inputs FILE.npz or, for texts, "

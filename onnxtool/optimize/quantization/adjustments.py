@@ -147,8 +147,8 @@ class AdjustmentChoice:
         They are searched for when they are first needed.
         """
         if not self._best:
-            found = self._find_divided()
-            self._best.append(self.free if found is None else GroupAdjustments(self.free.layers, found))
+            divided = self._find_divided()
+            self._best.append(self.free if divided is None else GroupAdjustments(self.free.layers, divided))
         return self._best[0]
 
 
@@ -186,13 +186,15 @@ def choose_adjustments(
         names, group = item
         known = Activations.joined([recording.activations[name] for name in names])
         search = _Search.of(group, known, exact=exact, can_divide=len(names) == 1)
-        plain, find_divided = search.roundings(activations, normalized=all(_is_normalized(one.value) for one in group))
+        plain, find_divided = search.roundings(
+            activations, normalized=all(_is_normalized(layer.value) for layer in group)
+        )
         if names[0] in free_smoothing:
             plain, find_divided = find_divided() or plain, lambda: None
         return AdjustmentChoice("/".join(names), GroupAdjustments(tuple(group), plain), find_divided)
 
-    found = each_in_parallel(choose, list(groups.items()), "choosing scales of layers, group")
-    return {layer.name: choice for (_, group), choice in found for layer in group}
+    choices = each_in_parallel(choose, list(groups.items()), "choosing scales of layers, group")
+    return {layer.name: choice for (_, group), choice in choices for layer in group}
 
 
 @dataclass(frozen=True)
@@ -245,12 +247,18 @@ class _Search:
     def _best(self, scales: Sequence[Floats | None], ranges: str) -> tuple[float, _Rounding]:
         """Return the rounding of least error over all smoothing scales, then over all grids, with its error."""
         grids = [_grids(self.part, scale, ranges) for scale in scales]
-        tried = [_Rounding(self.part, scale, one[0], self.exact) for scale, one in zip(scales, grids, strict=True)]
-        losses = [one.loss(self.weight, self.wanted) for one in tried]
+        tried = [
+            _Rounding(self.part, scale, candidate[0], self.exact)
+            for scale, candidate in zip(scales, grids, strict=True)
+        ]
+        losses = [candidate.loss(self.weight, self.wanted) for candidate in tried]
         place = int(np.argmin(losses))
-        others = [replace(tried[place], grid=grid) for grid in grids[place][1:]]
-        found = [(losses[place], tried[place]), *((other.loss(self.weight, self.wanted), other) for other in others)]
-        return min(found, key=lambda one: one[0])
+        alternatives = [replace(tried[place], grid=grid) for grid in grids[place][1:]]
+        candidates = [
+            (losses[place], tried[place]),
+            *((other.loss(self.weight, self.wanted), other) for other in alternatives),
+        ]
+        return min(candidates, key=lambda candidate: candidate[0])
 
     def _divided(self, plain: tuple[float, _Rounding], ranges: str) -> _Rounding | None:
         """Return the best rounding with a division; None if it is not worth its time."""

@@ -103,7 +103,10 @@ class RowGrid:
         """Return candidate grids for rows like `values`, float32 [T, K]; the last has zero in the middle."""
         low, high = np.minimum(values.min(axis=1), 0), np.maximum(values.max(axis=1), 0)
         parts = -low / np.maximum(high - low, SMALLEST)
-        zeros = [int(np.clip(np.rint(NUM_STEPS * np.quantile(parts, one)), 1, NUM_STEPS - 1)) for one in (0.5, 0.9, 1)]
+        zeros = [
+            int(np.clip(np.rint(NUM_STEPS * np.quantile(parts, quantile)), 1, NUM_STEPS - 1))
+            for quantile in (0.5, 0.9, 1)
+        ]
         return tuple(cls(zero) for zero in dict.fromkeys((*zeros, cls.middle().zero)))
 
 

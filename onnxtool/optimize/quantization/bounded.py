@@ -118,8 +118,8 @@ class SwitchableModel:
     def error(self, levels: Mapping[str, int], place: int) -> float:
         """Return the largest error (see `output_errors`) on the inputs at `place`, an index into `feeds`."""
         feeds = self.feeds[place]
-        found = self.run(levels, feeds)
-        return float(output_errors(found, self.expected[place], padding_mask(feeds), self.spreads).max(initial=0.0))
+        outputs = self.run(levels, feeds)
+        return float(output_errors(outputs, self.expected[place], padding_mask(feeds), self.spreads).max(initial=0.0))
 
 
 def open_switchable(
@@ -149,7 +149,7 @@ def open_switchable(
     chosen = computed.get(arithmetic, computed[EXACT])
     _name_branches(chosen)
     session = open_written(chosen, folder)
-    spreads = spreads_of(expected, [padding_mask(given) for given in feeds])
+    spreads = spreads_of(expected, [padding_mask(feed) for feed in feeds])
     return SwitchableModel(sizes, tuple(levels), feeds, expected, spreads, session)
 
 
@@ -222,16 +222,16 @@ def find_fallback_layers(model: SwitchableModel, max_error: float) -> tuple[Fall
     def holds(levels: Mapping[str, int]) -> bool:
         return all(model.error(_quantized(levels, precisions), place) <= allowed for place in worst_first)
 
-    level = next((one for one in range(last) if holds(dict.fromkeys(names, one + 1))), last)
+    level = next((index for index in range(last) if holds(dict.fromkeys(names, index + 1))), last)
     # Layers are ranked in the lowest precision, at its most exact level.
-    ranking_level = max(one for one in range(level + 1) if precisions[one] == precisions[0])
+    ranking_level = max(index for index in range(level + 1) if precisions[index] == precisions[0])
     ranked = _ranked(model, ranking_level, worst_first[:_MOST_FEEDS_TO_RANK_BY])
     if level == last:
         _require_one(tuple(ranked), precisions, max_error, model)
 
     def is_enough(steps: int) -> bool:
         levels = _levels_after(steps, tuple(ranked), level)
-        above = sum(precisions[one] != precisions[0] for one in levels.values())
+        above = sum(precisions[index] != precisions[0] for index in levels.values())
         tell(f"trying {above} of {len(names)} layers in higher precision")
         is_within = holds(levels)
         _LOGGER.info(
@@ -243,7 +243,7 @@ def find_fallback_layers(model: SwitchableModel, max_error: float) -> tuple[Fall
         return is_within
 
     levels = _levels_after(_fewest(len(names) - (level == last), is_enough), tuple(ranked), level)
-    return tuple(FallbackLayer(name, ranked[name], precisions[one]) for name, one in levels.items() if one)
+    return tuple(FallbackLayer(name, ranked[name], precisions[index]) for name, index in levels.items() if index)
 
 
 def _ranked(model: SwitchableModel, level: int, places: Sequence[int]) -> dict[str, float]:
@@ -293,9 +293,11 @@ def find_levels(model: SwitchableModel, max_error: float, promise: TokenPromise)
         return promise.count(partial(model.run, below(count)))
 
     def holds(count: int) -> bool:
-        found = tokens(count)
-        tell(f"trying {count} of {len(steps)} steps to higher levels: {found.share:.1%} of the tokens are equal")
-        return promise.holds(found) and all(
+        greedy_tokens = tokens(count)
+        tell(
+            f"trying {count} of {len(steps)} steps to higher levels: {greedy_tokens.share:.1%} of the tokens are equal"
+        )
+        return promise.holds(greedy_tokens) and all(
             model.error(below(count), place) <= MARGIN * max_error for place in worst_first
         )
 
@@ -342,9 +344,9 @@ def _losses(model: SwitchableModel, promise: TokenPromise) -> tuple[_Losses, _Lo
     errors: _Losses = {}
     divergences: _Losses = {}
     for name in counted(list(model.num_weights), "measuring layer"):
-        found = [model.run({name: level}, feeds) for level in range(len(model.levels))]
-        errors[name] = [_rough_error(one, expected) for one in found]
-        divergences[name] = [promise.divergence(one) for one in found]
+        results = [model.run({name: level}, feeds) for level in range(len(model.levels))]
+        errors[name] = [_rough_error(result, expected) for result in results]
+        divergences[name] = [promise.divergence(result) for result in results]
         _LOGGER.debug("layer %s alone: errors %s, divergences %s", name, errors[name], divergences[name])
     return errors, divergences
 
@@ -355,9 +357,11 @@ def _rough_error(actual: Arrays, expected: Arrays) -> float:
     for name, wanted in expected.items():
         if wanted.dtype.kind == "f" and wanted.size:
             pairs = ((actual[name], wanted), (actual[name], actual[name]), (wanted, wanted))
-            along, one, other = (np.einsum("...d,...d->...", *pair) for pair in pairs)
-            cosines = along / np.maximum(np.sqrt(one) * np.sqrt(other), _SMALLEST)
-            errors.append(float(np.nanmax(1.0 - cosines, initial=0.0, where=(one > 0) & (other > 0))))
+            along, actual_square, expected_square = (np.einsum("...d,...d->...", *pair) for pair in pairs)
+            cosines = along / np.maximum(np.sqrt(actual_square) * np.sqrt(expected_square), _SMALLEST)
+            errors.append(
+                float(np.nanmax(1.0 - cosines, initial=0.0, where=(actual_square > 0) & (expected_square > 0)))
+            )
     return max(errors)
 
 
@@ -381,7 +385,7 @@ def _steps(
             saved = [(loss[at] - loss[up]) / (costs[up] - costs[at]) for up in range(at + 1, len(costs))]
             at += 1 + int(np.argmax(saved))
             worth.append((max(saved) / size, name, at))
-    worth.sort(key=lambda one: -one[0])
+    worth.sort(key=lambda row: -row[0])
     return [(name, level) for _, name, level in worth]
 
 
@@ -468,8 +472,8 @@ class _Attempts:
 
     def holds(self, result: Quantized, bound: float) -> bool:
         """Whether a result is within the bound, with enough equal tokens."""
-        found = result.report.tokens
-        return result.report.error <= bound and (self.tokens is None or found is None or self.tokens.holds(found))
+        tokens = result.report.tokens
+        return result.report.error <= bound and (self.tokens is None or tokens is None or self.tokens.holds(tokens))
 
     def quantize(self, fallbacks: Sequence[FallbackLayer], embeddings: tuple[str, Pass] | None) -> Quantized:
         """Quantize a copy of the model, with `embeddings` as well, and measure the errors of the written file."""
@@ -478,11 +482,11 @@ class _Attempts:
         outcomes = [step.apply(converted, Context()) for step in passes]
         num_embeddings = sum(outcome.num_changes for outcome in outcomes[1:])
         measured, tokens = {}, []
-        for name, one in by_arithmetic(converted).items():
-            session = open_written(one, self.folder)
+        for name, computed in by_arithmetic(converted).items():
+            session = open_written(computed, self.folder)
             measured[name] = measure_errors(session, self.feeds, self.recording.outputs)
             tokens += [] if self.tokens is None else [self.tokens.count_steps(session)]
-        errors = {name: float(found.max(initial=0.0)) for name, found in measured.items()}
+        errors = {name: float(of_outputs.max(initial=0.0)) for name, of_outputs in measured.items()}
         worst = max(errors, key=lambda name: errors[name])
         notes = "; ".join(outcome.note for outcome in outcomes if outcome.note)
         return Quantized(
@@ -496,7 +500,7 @@ class _Attempts:
                     for fallback in fallbacks
                     if fallback.precision == self.config.precision and fallback.activations
                 ),
-                tokens=min(tokens, key=lambda one: one.share, default=None),
+                tokens=min(tokens, key=lambda counted_tokens: counted_tokens.share, default=None),
                 num_embeddings=num_embeddings,
                 embedding_precision=embeddings[0] if embeddings and num_embeddings else "",
                 error=errors[worst],
@@ -510,11 +514,11 @@ class _Attempts:
 
         A table is often larger than all layers together, so that it comes before them.
         """
-        found: list[Quantized] = []
+        results: list[Quantized] = []
         for embeddings in (*self.config.embeddings, None):
             base = self.model.clone()
             if embeddings is None:
-                if found:
+                if results:
                     break
             elif not embeddings[1].apply(base, Context()).num_changes:
                 continue
@@ -539,10 +543,10 @@ class _Attempts:
                 if self.holds(result, bound):
                     break
             if embeddings is None or self.holds(result, bound):
-                found.append(result)
+                results.append(result)
             if len(result.report.kept) == len(self.named):
                 break
-        return min(found, key=_size_bytes)
+        return min(results, key=_size_bytes)
 
     def within(self, max_error: float | None) -> Quantized:
         """Return the smallest result within `max_error`, or the best one."""
@@ -596,7 +600,7 @@ def quantize_within(
         folder = Path(name)
         recording = record(model, feeds, folder)
         config = configure(layers, recording)
-        named = tuple(FallbackLayer(one.name, None, by_name=True) for one in layers if patterns_of(one.node))
+        named = tuple(FallbackLayer(layer.name, None, by_name=True) for layer in layers if patterns_of(layer.node))
         result = _Attempts(model, feeds, layers, recording, config, folder, named, setting.tokens).within(max_error)
     report = result.report
     if max_error is not None and report.error > max_error:

@@ -94,11 +94,11 @@ def text_feeds_of(model: ModelFile, texts: Sequence[Text]) -> tuple[Feeds, ...]:
 
 
 def _require_text_inputs(model: ModelFile) -> None:
-    given = {"input_ids", "attention_mask", "token_type_ids", POOLING_MASK}
+    known = {"input_ids", "attention_mask", "token_type_ids", POOLING_MASK}
     if predicts_tokens(model):  # with an empty cache
-        given |= {POSITIONS, *(info.name for info in model.structure.inputs if info.name.startswith(CACHE))}
-    others = [info.name for info in model.structure.inputs if info.name not in given]
-    if others or not any(info.name == "input_ids" for info in model.structure.inputs):
+        known |= {POSITIONS, *(info.name for info in model.structure.inputs if info.name.startswith(CACHE))}
+    unknown = [info.name for info in model.structure.inputs if info.name not in known]
+    if unknown or not any(info.name == "input_ids" for info in model.structure.inputs):
         inputs = ", ".join(info.name for info in model.structure.inputs)
         raise InputError(f"{model.path} takes {inputs}, which texts alone do not give", "leave the texts out")
     require_named_inputs(model)
@@ -160,13 +160,10 @@ def as_chats(
     task = model.metadata.get(TASK_KEY, "")
     template = ChatTemplate.of(folder, folder.sentence_modules, task)
     if template is None:
-        pairs = ((text,) if isinstance(text, str) else text for text in texts)
-        written = [(prompt + first, *rest) for first, *rest in pairs]
-        return [one[0] if len(one) == 1 else (one[0], one[1]) for one in written], PLAIN
+        return [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts], PLAIN
     before: Sequence[Text] = (texts[-1], *texts)
-    pairs_of = zip(before, texts, strict=False)
     items = [
-        two if task not in _OF_PAIRS or not (isinstance(one, str) and isinstance(two, str)) else (one, two)
-        for one, two in pairs_of
+        (query, text) if task in _OF_PAIRS and isinstance(query, str) and isinstance(text, str) else text
+        for query, text in zip(before, texts, strict=False)
     ]
     return template.render(items, prompt), ReadOptions(adds_special=False)

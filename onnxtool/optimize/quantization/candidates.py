@@ -169,26 +169,26 @@ def choose(
     base = conversions[0]
     resolve_provider(base.options.target.place)
     with tempfile.TemporaryDirectory(dir=base.folder) as name:
-        first, *others = candidates = [
+        first, *rivals = candidates = [
             _CandidateRun(conversion, *names)
             for conversion in conversions
             for names in CANDIDATES[conversion.options.target.name]
         ]
-        seconds = expected_seconds(model) * len(others)
+        seconds = expected_seconds(model) * len(rivals)
         tell(f"choosing among {len(candidates)} precisions, in at most {seconds:.0f} s by the number of weights")
         _make(first, model, Path(name))
         first.error = 0.0
         feeds = timing_feeds(base.source, base.feeds)
         if not first.reason:
-            _time_drafts(first, others, model, Path(name), feeds)
+            _time_drafts(first, rivals, model, Path(name), feeds)
         if first.reason:  # all others are measured against it
             raise PassError(f"the model in float32 is not possible: {first.reason}", "pass another --precision")
-        made, waiting = [first], sorted(others, key=lambda one: one.share)
+        tried, waiting = [first], sorted(rivals, key=lambda candidate: candidate.share)
         while True:
-            made += _make_possible_winners(made, waiting, model, Path(name), feeds)
-            _time(made, feeds)
-            possible = [one for one in made if not one.reason]
-            possible.sort(key=lambda one: _geometric_mean(one.latency_ms.values()))
+            tried += _make_possible_winners(tried, waiting, model, Path(name), feeds)
+            _time(tried, feeds)
+            possible = [candidate for candidate in tried if not candidate.reason]
+            possible.sort(key=lambda candidate: _geometric_mean(candidate.latency_ms.values()))
             if judge is not None:
                 possible = _judge(possible, judge)
             if possible or not waiting:
@@ -196,10 +196,10 @@ def choose(
     chosen = next(iter(possible), None)
     if chosen is None or chosen.converted is None:
         raise PassError(f"no precision is possible here: fp32: {first.reason}", "pass the --precision that you want")
-    for one in waiting:
-        one.reason = (
-            f"not made, because it cannot win: with every layer in {one.precision}, before its calibration, it takes "
-            f"{one.share / chosen.share:.2f} times the time of {chosen.label}"
+    for candidate in waiting:
+        candidate.reason = (
+            f"not made, because it cannot win: with every layer in {candidate.precision}, before its calibration, it "
+            f"takes {candidate.share / chosen.share:.2f} times the time of {chosen.label}"
         )
     return (
         chosen.converted,
@@ -210,7 +210,7 @@ def choose(
 
 def _time_drafts(
     first: _CandidateRun,
-    others: Sequence[_CandidateRun],
+    rivals: Sequence[_CandidateRun],
     model: ir.Model,
     folder: Path,
     feeds: Mapping[str, Feeds],
@@ -222,23 +222,23 @@ def _time_drafts(
         first.give_up(error)
         return
     shares: dict[tuple[str, str], float] = {}
-    for other in others:
-        if (step := _draft_pass(other)) is None:
+    for rival in rivals:
+        if (step := _draft_pass(rival)) is None:
             continue
-        if (key := _draft_key(other)) not in shares:
-            tell(f"timing a draft of {other.label}")
-            place, conversion = folder / f"draft {other.label}", other.conversion
+        if (key := _draft_key(rival)) not in shares:
+            tell(f"timing a draft of {rival.label}")
+            place, conversion = folder / f"draft {rival.label}", rival.conversion
             place.mkdir()
             try:
                 drafted = run_passes(model.clone(), (step, *conversion.finishing), conversion.context, most_rounds=1)
-                other.path = save_model(drafted[0], Staging(place, place / "model.onnx", place))
-                shares[key] = _round_ms(other, feeds) / base_ms
+                rival.path = save_model(drafted[0], Staging(place, place / "model.onnx", place))
+                shares[key] = _round_ms(rival, feeds) / base_ms
             except OnnxtoolError as error:  # its reason is that of the conversion
-                _LOGGER.info("no draft of %s: %s", other.label, error.message)
+                _LOGGER.info("no draft of %s: %s", rival.label, error.message)
                 shares[key] = 0.0
-            other.path = None
+            rival.path = None
             shutil.rmtree(place)
-        other.share = shares[key]
+        rival.share = shares[key]
 
 
 def _draft_key(candidate: _CandidateRun) -> tuple[str, str]:
@@ -259,34 +259,34 @@ def _draft_pass(candidate: _CandidateRun) -> Pass | None:
 
 
 def _make_possible_winners(
-    made: Sequence[_CandidateRun],
+    tried: Sequence[_CandidateRun],
     waiting: list[_CandidateRun],
     model: ir.Model,
     folder: Path,
     feeds: Mapping[str, Feeds],
 ) -> list[_CandidateRun]:
     """Make those of `waiting`, sorted by share, that may be faster than the fastest possible one, and return them."""
-    first, found = made[0], list[_CandidateRun]()
+    first, new = tried[0], list[_CandidateRun]()
     while waiting:
-        shares = [one.share for one in (*made, *found) if not one.reason]
+        shares = [candidate.share for candidate in (*tried, *new) if not candidate.reason]
         if waiting[0].share * _DRAFT_MARGIN > min(shares, default=math.inf):
             break
-        one = waiting.pop(0)
-        found.append(one)
-        _make(one, model, folder)
-        _measure_error(one, first)
-        if not one.reason:
+        candidate = waiting.pop(0)
+        new.append(candidate)
+        _make(candidate, model, folder)
+        _measure_error(candidate, first)
+        if not candidate.reason:
             try:
-                one.share = _round_ms(one, feeds) / _round_ms(first, feeds)
+                candidate.share = _round_ms(candidate, feeds) / _round_ms(first, feeds)
             except OnnxtoolError as error:
-                one.give_up(error)
-    return found
+                candidate.give_up(error)
+    return new
 
 
 def _round_ms(candidate: _CandidateRun, feeds: Mapping[str, Feeds]) -> float:
     """Return the geometric mean of its fastest runs, of few: what decides only whether to make it has a margin."""
     session = candidate.open()
-    return _geometric_mean(min(_latencies_ms(session, given, fewest=2)) for given in feeds.values())
+    return _geometric_mean(min(_latencies_ms(session, feed, fewest=2)) for feed in feeds.values())
 
 
 def _make(candidate: _CandidateRun, model: ir.Model, folder: Path) -> None:
@@ -333,7 +333,7 @@ def _measure_error(candidate: _CandidateRun, first: _CandidateRun) -> None:
     tell(f"measuring the error of {candidate.label}")
     feeds, bound = candidate.conversion.calibration.feeds, candidate.conversion.bound
     session = first.open(frugal=True)
-    expected = [session.run(given) for given in feeds]
+    expected = [session.run(feed) for feed in feeds]
     try:
         session = candidate.open(frugal=True)
         candidate.error = float(measure_errors(session, feeds, expected).max(initial=0.0))
@@ -344,14 +344,14 @@ def _measure_error(candidate: _CandidateRun, first: _CandidateRun) -> None:
         candidate.reason = f"its error is above {bound:g}"
 
 
-def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]:
+def timing_feeds(source: ModelFile, other_feeds: Sequence[Feeds]) -> dict[str, Feeds]:
     """Return random inputs by shape name: a short text and a batch of long ones, within the limits.
 
-    For a model without text inputs, they are the smallest and the largest of `others`.
+    For a model without text inputs, they are the smallest and the largest of `other_feeds`.
     """
     inputs = source.structure.inputs
     if all(info.name != "input_ids" for info in inputs):
-        by_size = sorted(others, key=lambda feeds: sum(array.size for array in feeds.values()))
+        by_size = sorted(other_feeds, key=lambda feeds: sum(array.size for array in feeds.values()))
         named = (("x".join(map(str, next(iter(feeds.values())).shape)), feeds) for feeds in (by_size[0], by_size[-1]))
         return dict(named)
     limit = source.metadata_number(MAX_LENGTH_KEY)
@@ -366,13 +366,13 @@ def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]
 def _judge(by_speed: Sequence[_CandidateRun], judge: Judge) -> list[_CandidateRun]:
     """Return the fastest candidate that the judge accepts; slower ones are not shown to it."""
     accepted: list[_CandidateRun] = []
-    for one in by_speed:
+    for candidate in by_speed:
         if accepted:
-            one.not_judged = f"slower than {accepted[0].label}, which passed"
-        elif one.path is not None:
-            tell(f"judging {one.label}")
-            one.quality, one.reason = judge(one.path)
-            accepted += [] if one.reason else [one]
+            candidate.not_judged = f"slower than {accepted[0].label}, which passed"
+        elif candidate.path is not None:
+            tell(f"judging {candidate.label}")
+            candidate.quality, candidate.reason = judge(candidate.path)
+            accepted += [] if candidate.reason else [candidate]
     return accepted
 
 
@@ -384,8 +384,8 @@ def _time(candidates: Sequence[_CandidateRun], feeds: Mapping[str, Feeds]) -> No
             tell(f"timing {candidate.label}, round {number} of {_ROUNDS}")
             try:
                 session = candidate.open()
-                for name, given in feeds.items():
-                    samples = _latencies_ms(session, given)
+                for name, feed in feeds.items():
+                    samples = _latencies_ms(session, feed)
                     candidate.samples_ms.setdefault(name, []).extend(samples)
             except OnnxtoolError as error:
                 candidate.give_up(error)

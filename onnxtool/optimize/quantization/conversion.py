@@ -122,8 +122,8 @@ class Conversion:
     @cached_property
     def calibration(self) -> Calibration:
         """The inputs to calibrate on."""
-        found = make_calibration(self.source.path, self.options.calibration, self.options.given)
-        return replace(found, feeds=with_each_adapter(self.source, found.feeds))
+        calibration = make_calibration(self.source.path, self.options.calibration, self.options.given)
+        return replace(calibration, feeds=with_each_adapter(self.source, calibration.feeds))
 
     @cached_property
     def tokens(self) -> TokenPromise | None:
@@ -132,18 +132,20 @@ class Conversion:
         Raises:
             PassError: a share was asked for, and the file is none whose tokens can be compared.
         """
-        asked = self.options.equal_tokens
-        share = 1.0 if asked is None else asked
+        wanted_share = self.options.equal_tokens
+        share = 1.0 if wanted_share is None else wanted_share
         if not share:
             return None
-        found = promise_tokens(self.source, self.calibration.held_out, share) if predicts_tokens(self.source) else None
-        if found is None and asked is not None:
+        promise = (
+            promise_tokens(self.source, self.calibration.held_out, share) if predicts_tokens(self.source) else None
+        )
+        if promise is None and wanted_share is not None:
             raise PassError(
                 f"--equal_tokens is for decoders of text that give the logits of each position, and {self.source.path} "
                 "is none",
                 "leave it out: --max_error bounds the error",
             )
-        return found
+        return promise
 
     def convert(self, model: ir.Model, precision: str, activations: str = MIXED) -> Converted:
         """Convert the fused `model`, which may be changed in place, and record the precision in its metadata.
@@ -169,11 +171,11 @@ class Conversion:
         if precision == "fp16":
             return self._to_float16(model), None
         result = self._quantize(model, precision, activations)
-        done = [result.outcome]
+        outcomes = [result.outcome]
 
         def apply(fused: ir.Model, _context: Context) -> Outcome:
             """Return the converted model the first time; the search for a faulty pass converts its models again."""
-            return done.pop() if done else self._quantize(fused, precision, activations).outcome
+            return outcomes.pop() if outcomes else self._quantize(fused, precision, activations).outcome
 
         task = self.source.metadata.get(TASK_KEY, "")
         bound_alone = self.tokens is None and task.startswith(_OF_TEXT)
@@ -191,9 +193,9 @@ class Conversion:
         """Return a note on the limits of the error of int8 on calibration inputs."""
         if activations not in (MIXED, STATIC):
             return ""
-        where, headroom = ("", HEADROOM) if activations == STATIC else (" behind normalizations", NORMALIZED_HEADROOM)
+        scope, headroom = ("", HEADROOM) if activations == STATIC else (" behind normalizations", NORMALIZED_HEADROOM)
         return (
-            f"ranges of activations{where} are fixed at {headroom:g} times those on the calibration texts: a text "
+            f"ranges of activations{scope} are fixed at {headroom:g} times those on the calibration texts: a text "
             "whose activations exceed them has a larger error than this one, so calibrate on texts like those that the "
             "model will get"
         )

@@ -89,12 +89,12 @@ def require_small_pairs(path: Path) -> None:
 def largest_pair(codes: Codes) -> int:
     """Return the most that two neighbours of one sign along K add up to, of int8 [..., K, N], without the sign."""
     even = codes.shape[-2] // 2 * 2
-    found = 0
+    largest = 0
     for part in (np.maximum(codes, 0), np.minimum(codes, 0)):
         single = int(np.abs(part.astype(np.int16)).max(initial=0))
         pairs = part[..., 0:even:2, :].astype(np.int16) + part[..., 1:even:2, :]
-        found = max(found, single, int(np.abs(pairs).max(initial=0)))
-    return found
+        largest = max(largest, single, int(np.abs(pairs).max(initial=0)))
+    return largest
 
 
 def _dynamic_products(model: ir.Model) -> Iterator[ir.Node]:

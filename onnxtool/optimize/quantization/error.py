@@ -28,10 +28,10 @@ def measure_errors(
     session: Session, feeds: Sequence[Mapping[str, NDArray[Any]]], expected: Sequence[Mapping[str, NDArray[Any]]]
 ) -> NDArray[np.float64]:
     """Run a session on each of `feeds`, and return the errors of all outputs (see `output_errors`)."""
-    spreads = spreads_of(expected, [padding_mask(given) for given in feeds])
+    spreads = spreads_of(expected, [padding_mask(feed) for feed in feeds])
     pairs = counted(list(zip(feeds, expected, strict=True)), "measuring the error of batch")
     return np.concatenate(
-        [output_errors(session.run(given), wanted, padding_mask(given), spreads) for given, wanted in pairs]
+        [output_errors(session.run(feed), wanted, padding_mask(feed), spreads) for feed, wanted in pairs]
     )
 
 
@@ -72,13 +72,13 @@ def row_errors(actual: NDArray[Any], expected: NDArray[Any], valid: NDArray[np.b
 def _cosine_errors(
     rows: NDArray[Any], expected: NDArray[Any], is_valid: NDArray[np.bool_], scales: Scales
 ) -> NDArray[np.float64]:
-    one, other = (np.where(is_valid, array.astype(np.float64) - scales.offset, 0.0) for array in (rows, expected))
-    weights = scales.weights(np.abs(other), scales.columns)
-    one, other = one * weights, other * weights
-    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    cosines = (one * other).sum(axis=1) / np.maximum(norms, _SMALLEST_NORM)
+    left, right = (np.where(is_valid, array.astype(np.float64) - scales.offset, 0.0) for array in (rows, expected))
+    weights = scales.weights(np.abs(right), scales.columns)
+    left, right = left * weights, right * weights
+    norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+    cosines = (left * right).sum(axis=1) / np.maximum(norms, _SMALLEST_NORM)
     # A row of zeros has no direction: it is correct if both are zero.
-    cosines[norms <= _SMALLEST_NORM] = (one == other).all(axis=1)[norms <= _SMALLEST_NORM]
+    cosines[norms <= _SMALLEST_NORM] = (left == right).all(axis=1)[norms <= _SMALLEST_NORM]
     errors: NDArray[np.float64] = np.maximum(0.0, 1.0 - cosines)
     return errors
 

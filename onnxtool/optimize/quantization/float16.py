@@ -45,16 +45,16 @@ def measure_ranges(
     for feed in feeds:
         outputs = session.run(feed)
         for name in names:
-            found = float(outputs[_PREFIX + name])
-            if found != -np.inf:  # the maximum of an empty tensor, such as the keys before the first token
-                largest[name] = max(largest[name], found) if np.isfinite(found) else float("inf")
+            size = float(outputs[_PREFIX + name])
+            if size != -np.inf:  # the maximum of an empty tensor, such as the keys before the first token
+                largest[name] = max(largest[name], size) if np.isfinite(size) else float("inf")
     return largest
 
 
 def beyond(ranges: Mapping[str, float], limit: float, least: float = 0.0) -> tuple[str, ...]:
     """Return the names of values larger than `limit`, or nonzero and below `least`, the largest first."""
-    found = (name for name, size in ranges.items() if size > limit or 0 < size < least)
-    return tuple(sorted(found, key=lambda name: -ranges[name]))
+    names = (name for name, size in ranges.items() if size > limit or 0 < size < least)
+    return tuple(sorted(names, key=lambda name: -ranges[name]))
 
 
 def require_range(path: Path, feeds: Iterable[Feeds], folder: Path) -> None:
@@ -74,8 +74,8 @@ def _instrument(model: ir.Model, dtype: ir.DataType) -> Sequence[str]:
     """Add an output to `model` for each input and result of a dtype: its largest absolute value, float32 []."""
     graph, writer = model.graph, Writer(model.graph)
     dtypes = find_shapes(model).dtypes
-    made = [*graph.inputs, *(value for node in graph for value in node.outputs)]
-    measured = [v for v in made if v.name and not v.is_initializer() and dtypes.get(v.name) == dtype.value]
+    values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
+    measured = [v for v in values if v.name and not v.is_initializer() and dtypes.get(v.name) == dtype.value]
     for value in measured:
         size = writer.op("Abs", writer.op("Cast", value, to=ir.DataType.FLOAT.value))
         output = writer.op("ReduceMax", size, keepdims=0)
@@ -143,10 +143,10 @@ def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outc
     matrices = [value for value in model.graph.initializers.values() if _is_matrix(value)]
     kinds = sorted({str(tensor_of(value).dtype.numpy()) for value in matrices})
     if "float32" not in kinds:
-        found = f": they are {', '.join(kinds)}" if kinds else ""
+        reason = f": they are {', '.join(kinds)}" if kinds else ""
         if _has_branches(model):
-            found += f"; {_BRANCHES}"
-        return Outcome(model, 0, f"no weight of two axes or more is float32{found}")
+            reason += f"; {_BRANCHES}"
+        return Outcome(model, 0, f"no weight of two axes or more is float32{reason}")
     dtypes = find_shapes(model).dtypes
     floats = frozenset(name for name, dtype in dtypes.items() if dtype == ir.DataType.FLOAT.value)
     opsets = model.opset_imports
@@ -196,7 +196,7 @@ def _exact(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
     angles = [node for node in graph if not node.domain and node.op_type in ("Cos", "Sin")]
     casts = [(node, str(node.inputs[0] and node.inputs[0].name)) for node in graph if node.op_type == "Cast"]
     rounded = [node for node, source in casts if source in floats and node.outputs[0].name not in floats]
-    found = set[ir.Node]()
+    exact = set[ir.Node]()
     for waiting, is_bounded in ((rounded, True), (angles, False)):
         seen = set[ir.Node]()
         while waiting:
@@ -205,8 +205,8 @@ def _exact(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
                 continue
             seen.add(node)
             waiting.extend(above for value in node.inputs if value and (above := value.producer()))
-        found |= seen
-    return found
+        exact |= seen
+    return exact
 
 
 def _extreme(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
@@ -224,15 +224,15 @@ def _extreme(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
         starts.add(node)
         if node.op_type in _PASSING | {"Div", "Mul"} and node.op_type not in _REDUCTIONS:
             waiting.extend(value for value in node.inputs if value is not None and value.name in floats)
-    found, extreme = set(starts), dict[ir.Value, bool]()  # whether it is the reciprocal of a size
+    affected, extreme = set(starts), dict[ir.Value, bool]()  # whether it is the reciprocal of a size
     for node in graph:
         reads = [value for value in node.inputs if value in extreme]
         if reads:
-            found.add(node)
+            affected.add(node)
         inverse = any(extreme[value] or value in _divisors(node) for value in reads)
         if node in starts or (reads and _passes_on(node, inverse=inverse)):
             extreme.update({value: inverse for value in node.outputs if value.name in floats})
-    return found
+    return affected
 
 
 def _starts(node: ir.Node) -> bool:
@@ -245,7 +245,7 @@ def _starts(node: ir.Node) -> bool:
     if node.op_type in ("ConstantOfShape", "Pad") and "value" in node.attributes:
         fill = attribute(node, "value")
         numbers.append(fill if isinstance(fill, float) else fill.numpy())
-    return any(_is_beyond(one, node, 0) for one in numbers) or any(
+    return any(_is_beyond(number, node, 0) for number in numbers) or any(
         value
         and is_weight(value)
         and value.dtype == ir.DataType.FLOAT
@@ -276,8 +276,8 @@ def _divisors(node: ir.Node) -> Sequence[ir.Value]:
 
 
 def _exponent(node: ir.Node) -> float:
-    found = scalar(node.inputs[1])
-    return 2.0 if found is None else found
+    exponent = scalar(node.inputs[1])
+    return 2.0 if exponent is None else exponent
 
 
 def _passes_on(node: ir.Node, *, inverse: bool) -> bool:
@@ -297,16 +297,16 @@ def _schemas() -> dict[tuple[str, str], list[Any]]:
     """Return the schemas of all operators that onnxruntime knows, by domain and name, the latest version first."""
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema  # tested with 1.31
 
-    found: dict[tuple[str, str], list[Any]] = {}
+    schemas: dict[tuple[str, str], list[Any]] = {}
     for schema in sorted(get_all_operator_schema(), key=lambda schema: -schema.since_version):
-        found.setdefault((schema.domain, schema.name), []).append(schema)
-    return found
+        schemas.setdefault((schema.domain, schema.name), []).append(schema)
+    return schemas
 
 
 def _halves(node: ir.Node, opsets: Mapping[str, int]) -> tuple[list[bool], list[bool]]:
     """Return the inputs and outputs of a node that may be float16; none for an unknown operator."""
     version = opsets.get(node.domain, 1)
-    known = [one for one in _schemas().get((node.domain, node.op_type), ()) if one.since_version <= version]
+    known = [schema for schema in _schemas().get((node.domain, node.op_type), ()) if schema.since_version <= version]
     inputs, outputs = (known[0].inputs, known[0].outputs) if known else ((), ())
 
     def allowed(parameters: Sequence[Any], values: Sequence[Any]) -> list[bool]:
@@ -327,12 +327,14 @@ def _computes_in_half(
     if node.op_type in _LEFT or (node.op_type in DEFAULT_OP_BLOCK_LIST and node.op_type not in _TAKEN):
         return False
     inputs, outputs = _halves(node, opsets)
-    read = (*node.inputs, *(one if one.uses() or one.is_graph_output() else None for one in node.outputs))
-    if any(one and one.name in floats and not half for one, half in zip(read, (*inputs, *outputs), strict=True)):
+    values = (*node.inputs, *(value if value.uses() or value.is_graph_output() else None for value in node.outputs))
+    if any(
+        value and value.name in floats and not half for value, half in zip(values, (*inputs, *outputs), strict=True)
+    ):
         return False
     if attribute(node, "reduction", "none") != "none":  # sums of any length; onnxruntime scatters none in float16
         return False
-    return not any(_keeps_float32(one) for one in node.attributes.values()) or node.op_type == "ConstantOfShape"
+    return not any(_keeps_float32(value) for value in node.attributes.values()) or node.op_type == "ConstantOfShape"
 
 
 def _keeps_float32(attribute: ir.Attr) -> bool:
@@ -345,8 +347,8 @@ def _keeps_float32(attribute: ir.Attr) -> bool:
 def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Float16Conversion) -> None:
     """Cast a float input of a node to the precision in which the node computes."""
     wanted = ir.DataType.FLOAT16 if node in conversion.halved else ir.DataType.FLOAT
-    given = ir.DataType.FLOAT16 if conversion.is_half(value) else ir.DataType.FLOAT
-    if wanted == given:
+    held = ir.DataType.FLOAT16 if conversion.is_half(value) else ir.DataType.FLOAT
+    if wanted == held:
         return
     key = (value, wanted)
     if key not in conversion.cast:

@@ -217,8 +217,8 @@ def _search(blocks: Floats, counts: Floats) -> tuple[Floats, NDArray[np.uint8]]:
             lost -= blocks
             loss = np.einsum("ncb,ncb,cb->nc", lost, lost, counts)
             better = loss < best_loss
-            for kept, one in ((best_loss, loss), (best_scale, scale), (best_zero, zero)):
-                np.copyto(kept, one, where=better)
+            for kept, candidate in ((best_loss, loss), (best_scale, scale), (best_zero, zero)):
+                np.copyto(kept, candidate, where=better)
     return _least_squares(blocks, best_scale, best_zero, counts), best_zero
 
 
@@ -274,7 +274,7 @@ def quantize_int4(
         grids: the grids of one model, and the importances to find others; None for a pass for any model.
         provider: the execution provider of the result.
     """
-    forms = {name: BlockForm(_BITS[one]) if one in _BITS else one for name, one in (fallbacks or {}).items()}
+    forms = {name: BlockForm(_BITS[form]) if form in _BITS else form for name, form in (fallbacks or {}).items()}
 
     def apply(model: ir.Model, _context: Context) -> Outcome:
         return _apply(model, forms, BlockGrids() if grids is None else grids, provider)
@@ -289,14 +289,14 @@ def _apply(model: ir.Model, forms: Mapping[str, str | BlockForm], grids: BlockGr
     """
     exact = frozenset(name for name, form in forms.items() if isinstance(form, str))
     reasons = unfuse_linear_layers(model, exact, find_shapes(model))
-    layers, others = find_linear_layers(model)
+    layers, refused = find_linear_layers(model)
     wanted = [layer for layer in layers if layer.name not in exact]
     for layer in wanted:
         form = forms.get(layer.name, _FORMS[0])
         if isinstance(form, BlockForm):
             replace_and_erase(layer.result, write_blocks(layer, form, grids, Writer(layer.node), provider))
     drop_unused(layer.weight for layer in wanted)
-    return Outcome(model, len(wanted), refusals([*reasons, *others]))
+    return Outcome(model, len(wanted), refusals([*reasons, *refused]))
 
 
 def write_blocks(

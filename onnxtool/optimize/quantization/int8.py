@@ -122,22 +122,22 @@ def _apply(
     if default_opset(model.opset_imports) < _FIRST_OPSET:
         return Outcome(model, 0, f"opset below {_FIRST_OPSET}")
     reasons = unfuse_linear_layers(model, fallbacks, find_shapes(model))
-    layers, others = find_linear_layers(model)
+    layers, refused = find_linear_layers(model)
     wanted = [layer for layer in layers if layer.name not in fallbacks]
     names = [layer.stored_name for layer in wanted]
     if exact and len(set(names)) < len(names):
         raise PassError("layers share a weight, which no session can make exact on CPUs that need it", "pass --cpu any")
     folded, adjustments = _fold_smoothing_scales(wanted, adjustments)
     keys = [_key(layer, adjustments.get(layer.name, every)) for layer in wanted]
-    given: dict[_Key, _Activations] = {}
+    prepared: dict[_Key, _Activations] = {}
     for layer, key in zip(wanted, keys, strict=True):
         adjustment, writer = adjustments.get(layer.name, every), Writer(layer.node)
-        if key not in given:
+        if key not in prepared:
             smoothing_scale = None if key[0] in folded else adjustment.smoothing_scale
-            given[key] = _prepare(layer, smoothing_scale, adjustment, writer, is_shared=keys.count(key) > 1)
-        replace_and_erase(layer.result, _write(layer, given[key], adjustment, writer, exact=exact))
+            prepared[key] = _prepare(layer, smoothing_scale, adjustment, writer, is_shared=keys.count(key) > 1)
+        replace_and_erase(layer.result, _write(layer, prepared[key], adjustment, writer, exact=exact))
     drop_unused(list(model.graph.initializers.values()))  # of normalizations that were smoothed as well
-    return Outcome(model, len(wanted), refusals([*reasons, *others]))
+    return Outcome(model, len(wanted), refusals([*reasons, *refused]))
 
 
 _MOST_STEPS = 64  # from an expert's layer back to the choice of its tokens
@@ -178,14 +178,14 @@ def _find_absorber(
     if attention is None:
         return scalable_normalization(value)
     inputs = named_inputs(MICROSOFT, "MultiHeadAttention", attention.inputs)
-    given = {name for name, one in inputs.items() if one is not None}
-    if len(attention.outputs) > 1 or not given <= _PLAIN_INPUTS or "value" not in given:
+    names = {name for name, value in inputs.items() if value is not None}
+    if len(attention.outputs) > 1 or not names <= _PLAIN_INPUTS or "value" not in names:
         return None
-    made = [layer for layer in layers if layer.result is inputs["value"]]
-    if not made or only_consumer(made[0].result, domain=MICROSOFT) is not attention:
+    sources = [layer for layer in layers if layer.result is inputs["value"]]
+    if not sources or only_consumer(sources[0].result, domain=MICROSOFT) is not attention:
         return None
     # A weight that is used several times has one scale for all its uses.
-    return made[0] if [layer.name for layer in layers].count(made[0].name) == 1 else None
+    return sources[0] if [layer.name for layer in layers].count(sources[0].name) == 1 else None
 
 
 def _fold_smoothing_scales(
@@ -199,7 +199,7 @@ def _fold_smoothing_scales(
     for value, group in _readers(layers).items():
         scales = [adjustments.get(layer.name, PLAIN).smoothing_scale for layer in group]
         scale = scales[0]
-        if scale is None or any(one is None or not np.array_equal(one, scale) for one in scales):
+        if scale is None or any(other is None or not np.array_equal(other, scale) for other in scales):
             continue
         absorber = _find_absorber(value, group, layers)
         if absorber is None:
@@ -214,10 +214,10 @@ def _fold_smoothing_scales(
 
 def _smooth(normalization: ir.Node, smoothing_scale: Floats) -> None:
     """Divide scale and shift of a normalization by the smoothing scale."""
-    for place, one in enumerate(normalization.inputs[1:], start=1):
-        if one is not None:
-            scaled = (tensor_of(one).numpy() / smoothing_scale).astype(smoothing_scale.dtype)
-            normalization.replace_input_with(place, Writer(normalization).constant(scaled, f"{one.name}_divided"))
+    for place, vector in enumerate(normalization.inputs[1:], start=1):
+        if vector is not None:
+            scaled = (tensor_of(vector).numpy() / smoothing_scale).astype(smoothing_scale.dtype)
+            normalization.replace_input_with(place, Writer(normalization).constant(scaled, f"{vector.name}_divided"))
 
 
 @dataclass(frozen=True)
@@ -295,10 +295,10 @@ def _zeroed_rows(value: ir.Value) -> tuple[ir.Value | None, ir.Value]:
     zeroing = producer(value, "Where")
     if zeroing is None or scalar(zeroing.inputs[1]) != 0.0:
         return None, value
-    empty, rest = required(zeroing, 0), required(zeroing, 2)
+    empty, kept = required(zeroing, 0), required(zeroing, 2)
     unsqueezed = producer(empty, "Unsqueeze")
     axes = None if unsqueezed is None or len(unsqueezed.inputs) < 2 else constant(unsqueezed.inputs[1])
-    return (empty, rest) if axes is not None and axes.tolist() == [-1] else (None, value)
+    return (empty, kept) if axes is not None and axes.tolist() == [-1] else (None, value)
 
 
 def _row_reach(value: ir.Value, grid: RowGrid, opset: int, writer: Writer) -> ir.Value:
@@ -322,16 +322,16 @@ def _row_reach(value: ir.Value, grid: RowGrid, opset: int, writer: Writer) -> ir
 
 def _may_have_no_rows(value: ir.Value) -> bool:
     """Whether rows were chosen from computed values, like an expert's tokens: there may be none."""
-    made: ir.Value | None = value
+    current: ir.Value | None = value
     for _ in range(_MOST_STEPS):
-        node = None if made is None else made.producer()
+        node = None if current is None else current.producer()
         if node is None or node.op_type.startswith("Scatter"):
             return False
         sizes = node.inputs[1] if node.op_type == "Split" and len(node.inputs) > 1 else None
         is_computed = sizes is not None and ir.convenience.get_const_tensor(sizes) is None
         if is_computed or node.op_type in ("Compress", "NonZero"):
             return True
-        made = node.inputs[1 if node.op_type in ("Gather", "GatherND") else 0] if node.inputs else None
+        current = node.inputs[1 if node.op_type in ("Gather", "GatherND") else 0] if node.inputs else None
     return False
 
 
@@ -368,7 +368,7 @@ def _write(
 
 def _bias(layer: LinearLayer, adjustment: Adjustment, writer: Writer) -> ir.Value | None:
     """Return bias and shift, divided by the result scale; None without both."""
-    terms = [one for one in (layer.read_bias(), adjustment.shift) if one is not None]
+    terms = [term for term in (layer.read_bias(), adjustment.shift) if term is not None]
     if not terms or (adjustment.shift is None and adjustment.result_smoothing_scale is None):
         return layer.bias
     total = sum(terms[1:], start=terms[0])
@@ -461,7 +461,7 @@ def _write_lookup(node: ir.Node, table: ir.Value, tables: dict[ir.Value, tuple[i
             writer.initializer(rounded, f"{table.name}_rows_int8"),
             writer.initializer(scale, f"{table.name}_rows_scale"),
         )
-    rounded_rows, scales = (writer.node("Gather", [one, node.inputs[1]]) for one in tables[table])
+    rounded_rows, scales = (writer.node("Gather", [stored, node.inputs[1]]) for stored in tables[table])
     rows = writer.node("Cast", [rounded_rows], {"to": ir.DataType.FLOAT})
     replace_and_erase(node.outputs[0], writer.node("Mul", [rows, scales], like=node.outputs[0]))
     return ""
@@ -521,9 +521,9 @@ int8_embeddings = Pass("int8_embeddings", _quantize_tables)
 def _to_unsigned(model: ir.Model, _context: Context) -> Outcome:
     """Store the weights of products and their zero points as uint8, 128 larger: the products are the same numbers."""
     products = (node for node in model.graph if (node.domain, node.op_type) in INT8_WEIGHTS)
-    read = (named_inputs(node.domain, node.op_type, node.inputs) for node in products)
-    pairs = [(inputs.get("B"), inputs.get("b_zero_point")) for inputs in read]
-    changed = dict.fromkeys(one for pair in pairs if None not in pair for one in pair if one is not None)
+    named = (named_inputs(node.domain, node.op_type, node.inputs) for node in products)
+    pairs = [(inputs.get("B"), inputs.get("b_zero_point")) for inputs in named]
+    changed = dict.fromkeys(value for pair in pairs if None not in pair for value in pair if value is not None)
     for value in changed:
         tensor = tensor_of(value)
         unsigned = ir.LazyTensor(partial(_unsigned, tensor), ir.DataType.UINT8, ir.Shape(tensor.shape.numpy()))
@@ -581,8 +581,8 @@ def to_int8(
             layers, recording, activations, exact=exact, free_smoothing=find_free_smoothing(layers)
         )
         # Rows get separate scales also if nothing is known about them.
-        others = Adjustment(activations=RowGrid.middle()) if activations in (MIXED, PER_ROW) else PLAIN
-        defaults = {layer.name: others for layer in layers}
+        default = Adjustment(activations=RowGrid.middle()) if activations in (MIXED, PER_ROW) else PLAIN
+        defaults = {layer.name: default for layer in layers}
         return _config(choices, defaults, is_bounded=max_error is not None, is_exact=exact)
 
     return quantize_within(model, feeds, max_error, choose, setting)
@@ -606,10 +606,10 @@ def _config(
         return {name: group(name).by_name[name] if name in choices else defaults[name] for name in names}
 
     def level(label: str, *, is_free: bool) -> Level:
-        found = adjustments(dict.fromkeys(defaults, is_free))
+        adjusted = adjustments(dict.fromkeys(defaults, is_free))
 
         def write(layer: LinearLayer, writer: Writer) -> ir.Value:
-            return write_adjusted(layer, found[layer.name], writer, label, exact=is_exact)
+            return write_adjusted(layer, adjusted[layer.name], writer, label, exact=is_exact)
 
         return Level(_INT8, write, cost=1.0 if is_free else _DIVISION_COST)
 

@@ -138,7 +138,7 @@ def _objection(layer: LinearLayer) -> str:
 def _with_added_bias(layer: LinearLayer) -> LinearLayer:
     """Return a layer with the bias that a following Add adds, if any."""
     add = only_consumer(layer.result, "Add")
-    parts = None if add is None else operands(add, lambda one: _is_bias(one, layer))
+    parts = None if add is None else operands(add, lambda operand: _is_bias(operand, layer))
     return layer if add is None or parts is None else replace(layer, bias=parts[0], result=add.outputs[0])
 
 
@@ -180,11 +180,11 @@ def _is_quantized(value: ir.Value | None, fallbacks: frozenset[str]) -> bool:
 def _write_additions(node: ir.Node) -> None:
     """Replace `Sum(a, b, c)` by `Add(Add(a, b), c)`, which adds the same numbers in the same order."""
     writer, result = Writer(node), node.outputs[0]
-    total, *others = node.inputs
-    for other in others:
-        total = writer.node("Add", [total, other])
+    total, *terms = node.inputs
+    for term in terms:
+        total = writer.node("Add", [total, term])
         total.type = result.type
-    if total is not None and others:
+    if total is not None and terms:
         replace_and_erase(result, total)
 
 
@@ -199,8 +199,8 @@ def _objection_to_unfusing(node: ir.Node, shapes: Shapes) -> str:
     weight, bias, mask = inputs["weights"], inputs["bias"], inputs["mask_index"]
     if not is_weight(weight, 2) or tensor_of(required(node, 1)).dtype != ir.DataType.FLOAT:
         return "the weight of the attention is no float32 matrix"
-    given = {name for name, one in inputs.items() if one is not None}
-    if len(node.outputs) > 1 or not given <= _PLAIN_INPUTS:
+    names = {name for name, value in inputs.items() if value is not None}
+    if len(node.outputs) > 1 or not names <= _PLAIN_INPUTS:
         return "the attention has a cache"
     if attribute(node, "do_rotary", 0):
         return "the attention rotates its queries"

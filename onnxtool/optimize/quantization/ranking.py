@@ -93,37 +93,39 @@ def held_out_texts(count: int) -> list[str]:
 def _output_of(source: ModelFile) -> str | None:
     """Return the name of the output with a vector or a score for each text; None if there is none."""
     task = source.metadata.get(TASK_KEY)
-    for one in source.structure.outputs:
-        if one.dtype.startswith("float") and len(one.shape or ()) == 2 and one.shape is not None:
-            return one.name if task in (_OF_SCORES if one.shape[1] == 1 else _OF_VECTORS) else None
+    for output in source.structure.outputs:
+        if output.dtype.startswith("float") and len(output.shape or ()) == 2 and output.shape is not None:
+            return output.name if task in (_OF_SCORES if output.shape[1] == 1 else _OF_VECTORS) else None
     return None
 
 
 def _encode(path: ModelPath, output: str, feeds: Sequence[Feeds]) -> NDArray[np.float32]:
     """Return the vectors of all texts, float32 [T, D]."""
     session = open_session(path, provider="cpu", frugal=True)
-    return np.concatenate([session.run(given)[output] for given in feeds]).astype(np.float32)
+    return np.concatenate([session.run(feed)[output] for feed in feeds]).astype(np.float32)
 
 
 def _similarities(vectors: NDArray[np.float32]) -> NDArray[Any]:
     """Return the similarity of each text to all others, float32 [T, T - 1]."""
     products = vectors @ vectors.T
-    others: NDArray[Any] = products[~np.eye(len(products), dtype=bool)].reshape(len(products), -1)
-    return others
+    similarities: NDArray[Any] = products[~np.eye(len(products), dtype=bool)].reshape(len(products), -1)
+    return similarities
 
 
 def _overlap(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> float:
     """Return the average fraction of each text's nearest neighbours that both share."""
-    nearest = [np.argsort(-_similarities(one), axis=1, kind="stable")[:, :_NEIGHBOURS] for one in (expected, actual)]
+    nearest = [
+        np.argsort(-_similarities(vectors), axis=1, kind="stable")[:, :_NEIGHBOURS] for vectors in (expected, actual)
+    ]
     return float(np.mean([len(np.intersect1d(*pair)) / len(pair[0]) for pair in zip(*nearest, strict=True)]))
 
 
 def _kendall_tau(expected: NDArray[np.float32], actual: NDArray[np.float32]) -> float:
     """Return Kendall's tau-a between the two orders of all other texts, averaged over the texts."""
     pairs = zip(_similarities(expected), _similarities(actual), strict=True)
-    return float(np.mean([_tau(one, other) for one, other in pairs]))
+    return float(np.mean([_tau(row, actual_row) for row, actual_row in pairs]))
 
 
-def _tau(one: NDArray[Any], other: NDArray[Any]) -> float:
-    orders = [np.sign(row[:, None] - row[None, :]) for row in (one, other)]
-    return float((orders[0] * orders[1]).sum()) / (len(one) * (len(one) - 1))
+def _tau(first: NDArray[Any], second: NDArray[Any]) -> float:
+    orders = [np.sign(row[:, None] - row[None, :]) for row in (first, second)]
+    return float((orders[0] * orders[1]).sum()) / (len(first) * (len(first) - 1))

@@ -121,8 +121,8 @@ class TokenPromise:
             return self.count(session.run)
 
         def decode(ids: Ids, num_steps: int) -> Ids:
-            read, length = StepReader(session), ids.shape[1]
-            return np.array([read(ids[:, :end]).argmax() for end in range(length - num_steps, length)])
+            next_logits, length = StepReader(session), ids.shape[1]
+            return np.array([next_logits(ids[:, :end]).argmax() for end in range(length - num_steps, length)])
 
         tell("decoding step by step")
         continuations = self.continuations
@@ -140,8 +140,8 @@ class TokenPromise:
             outputs: of a file, for the feeds of the sample.
         """
         wanted = self.sample.chances
-        found = _log_softmax(np.take_along_axis(self.sample.logits_in(outputs), self.sample.best, axis=-1))
-        lost = float((np.exp(wanted) * (wanted - found)).sum(axis=-1).mean())
+        chances = _log_softmax(np.take_along_axis(self.sample.logits_in(outputs), self.sample.best, axis=-1))
+        lost = float((np.exp(wanted) * (wanted - chances)).sum(axis=-1).mean())
         return max(0.0, lost) if np.isfinite(lost) else _LARGEST
 
     def _counted(self, tokens: Sequence[Ids]) -> GreedyTokens:
@@ -212,7 +212,7 @@ def promise_tokens(model: ModelFile, texts: Sequence[Sequence[int]], share: floa
 
 def _is_causal(session: Session, prompts: Ids, bound: int) -> bool:
     """Whether a file gives the logits of tokens at each position of prompts, int64 [B, P], without reading ahead."""
-    ahead, behind = (session.run(token_feeds(session.model, one))[LOGITS] for one in (prompts, prompts[:, :-1]))
+    ahead, behind = (session.run(token_feeds(session.model, ids))[LOGITS] for ids in (prompts, prompts[:, :-1]))
     num_tokens, is_known = ahead.shape[2], TASK_KEY in session.model.metadata
     if ahead.shape[1] != prompts.shape[1] or num_tokens > bound or (num_tokens < bound and not is_known):
         return False
@@ -221,15 +221,15 @@ def _is_causal(session: Session, prompts: Ids, bound: int) -> bool:
 
 def _decode(session: Session, prompts: Ids, num_steps: int) -> Continuation:
     """Decode greedily after prompts of one length, int64 [B, P]."""
-    read, ids, steps = StepReader(session), prompts, []
+    next_logits, ids, steps = StepReader(session), prompts, []
     for _ in range(num_steps):
-        logits = read(ids)
+        logits = next_logits(ids)
         steps.append(logits.astype(np.float32))
         ids = np.concatenate([ids, logits.argmax(axis=-1)[:, None]], axis=1)
     feeds = token_feeds(session.model, ids[:, :-1])
     whole = session.run(feeds)[LOGITS][:, -num_steps:].astype(np.float32)
     best = np.partition(whole, -2, axis=-1)[..., -2:]
-    changes = [np.abs(one - whole[:, place]) for place, one in enumerate(steps)]
+    changes = [np.abs(logits_of_step - whole[:, place]) for place, logits_of_step in enumerate(steps)]
     rounding = max(float(change[np.isfinite(change)].max(initial=0.0)) for change in changes)
     rounding = max(rounding, float(np.spacing(np.abs(best).max())))
     decided = (best[..., 1] - best[..., 0] > 2 * rounding) & (whole.argmax(axis=-1) == ids[:, -num_steps:])
@@ -239,5 +239,5 @@ def _decode(session: Session, prompts: Ids, num_steps: int) -> Continuation:
 
 def _log_softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(axis=-1, keepdims=True)
-    found: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return found
+    logarithms: Floats = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return logarithms

@@ -67,9 +67,9 @@ def count_written(quantization: Quantization, path: Path) -> Quantization:
     layers = dict(pair for node in model.graph.all_nodes() for pair in _layers(node))
     embeddings = Counter(precision for node in model.graph.all_nodes() for precision in _tables(node))
     if wanted not in {*layers.values(), *embeddings}:
-        found = ", ".join(f"{count} in {name}" for name, count in Counter(layers.values()).items())
+        counts = ", ".join(f"{count} in {name}" for name, count in Counter(layers.values()).items())
         raise PassError(
-            f"nothing was converted to {wanted}: the layers are {found or 'none'}",
+            f"nothing was converted to {wanted}: the layers are {counts or 'none'}",
             "pass a larger --max_error, or another --precision",
         )
     planned = {layer.name: layer for layer in quantization.kept}
@@ -86,7 +86,7 @@ def count_written(quantization: Quantization, path: Path) -> Quantization:
         quantization,
         num_layers=len(layers),
         kept=tuple(kept),
-        finer=tuple(one for one in quantization.finer if one.name in exact and one.name not in higher),
+        finer=tuple(layer for layer in quantization.finer if layer.name in exact and layer.name not in higher),
         num_embeddings=embeddings.total(),
         embedding_precision=", ".join(sorted(embeddings)),
     )
@@ -95,27 +95,27 @@ def count_written(quantization: Quantization, path: Path) -> Quantization:
 def nothing_to_quantize(model: ir.Model, refused: Sequence[str]) -> PassError:
     """Return the error for a model without a linear layer to quantize; `refused` has the reasons."""
     nodes = list(model.graph.all_nodes())
-    found = {precision: node for node in nodes for _, precision in _layers(node)}
+    by_precision = {precision: node for node in nodes for _, precision in _layers(node)}
     if refused:
-        what = refusals(refused)
-    elif any(node.graph is not model.graph for node in found.values()):
-        what = "its layers lie in branches or loop bodies, which are left unchanged"
-    elif found:
-        what = f"its layers are in {', '.join(found)} already"
+        reason = refusals(refused)
+    elif any(node.graph is not model.graph for node in by_precision.values()):
+        reason = "its layers lie in branches or loop bodies, which are left unchanged"
+    elif by_precision:
+        reason = f"its layers are in {', '.join(by_precision)} already"
     elif any(node.op_type == "DequantizeLinear" for node in nodes):
-        what = "its weights are quantized already, in front of DequantizeLinear"
+        reason = "its weights are quantized already, in front of DequantizeLinear"
     elif model.functions:
-        what = "it calls functions of its own, which stay as they are: inline them with onnx.inliner"
+        reason = "it calls functions of its own, which stay as they are: inline them with onnx.inliner"
     else:
-        what = "it has no MatMul or Gemm with a weight"
-        others = {
+        reason = "it has no MatMul or Gemm with a weight"
+        operators = {
             node.op_type for node in nodes for value in node.inputs if any(is_weight(value, n) for n in (2, 3, 4))
         }
-        if others:
-            what += f"; its weights are in {', '.join(sorted(others))}"
+        if operators:
+            reason += f"; its weights are in {', '.join(sorted(operators))}"
         if any(node.graph is not model.graph for node in nodes):
-            what += "; branches and loop bodies are left unchanged"
-    return PassError("no linear layer has a float32 weight to quantize", f"{what}; leave --precision out")
+            reason += "; branches and loop bodies are left unchanged"
+    return PassError("no linear layer has a float32 weight to quantize", f"{reason}; leave --precision out")
 
 
 def _layers(node: ir.Node) -> Iterator[tuple[str, str]]:
@@ -201,7 +201,7 @@ def _stored(node: ir.Node) -> Iterator[tuple[str, _Read]]:
     if node.op_type == "Gather":
         parts[1:] = [_scale_of_rows(node)]
     if all(map(is_weight, parts)):
-        yield str(parts[0] and parts[0].name), partial(_read_codes, node, [tensor_of(one) for one in parts if one])
+        yield str(parts[0] and parts[0].name), partial(_read_codes, node, [tensor_of(part) for part in parts if part])
 
 
 def _scale_of_rows(node: ir.Node) -> ir.Value | None:
@@ -219,16 +219,18 @@ def _read_floats(tensor: ir.TensorProtocol, part: slice) -> tuple[NDArray[Any], 
 
 
 def _read_codes(node: ir.Node, tensors: Sequence[ir.TensorProtocol], part: slice) -> tuple[NDArray[Any], NDArray[Any]]:
-    codes, scale, *others = (tensor.numpy() for tensor in tensors)
-    zero = others[0] if others else np.zeros_like(scale)
+    codes, scale, *stored_zeros = (tensor.numpy() for tensor in tensors)
+    zero = stored_zeros[0] if stored_zeros else np.zeros_like(scale)
     if scale.ndim == 1:  # of the columns of a product
         codes, scale, zero = codes.T, scale[:, None], zero.reshape(-1, 1)
     codes, scale, zero = codes[part], scale[part], zero[part] if len(zero) == len(scale) else zero
     if attribute(node, "bits", 8) == 4:
-        codes, zero = (np.stack((one & 15, one >> 4), axis=-1).reshape(*one.shape[:-1], -1) for one in (codes, zero))
+        codes, zero = (
+            np.stack((array & 15, array >> 4), axis=-1).reshape(*array.shape[:-1], -1) for array in (codes, zero)
+        )
     codes = codes.reshape(len(scale), -1)
     size, (num_blocks, width) = attribute(node, "block_size", codes.shape[1]), (scale.shape[1], codes.shape[1])
-    wide = (np.repeat(one[:, :num_blocks].astype(np.float32), size, axis=1)[:, :width] for one in (scale, zero))
+    wide = (np.repeat(array[:, :num_blocks].astype(np.float32), size, axis=1)[:, :width] for array in (scale, zero))
     steps, zeros = wide
     return (codes - zeros) * steps, steps
 
