@@ -113,7 +113,7 @@ def show(graph: ir.Graph, value: ir.Value) -> str:
 
 
 def feed(graph: ir.Graph, value: ir.Value) -> str:
-    """Let all nodes read a new float32 input in place of a value."""
+    """Let all nodes read a new float32 input instead of a value."""
     users = [(node, index) for node, index in value.uses() if not str(node.name).startswith("layers/")]
     number = len(graph.inputs)
     graph_input = ir.Value(name=f"layers/given_{number}", type=ir.TensorType(ir.DataType.FLOAT))

@@ -155,7 +155,7 @@ class GraphTokenizer(ABC):
     def tokenize(self, graph: StringGraph, texts: ir.Value) -> Tokens:
         """Append the operators that read texts: string [N], at least one and the last empty.
 
-        Only where a text spells added tokens, its parts between them are read in place of it.
+        Only where a text spells added tokens, its parts between them are read instead of it.
         """
         if not self.added:
             return self.append(graph, texts)
@@ -352,7 +352,7 @@ class ByteBpe(GraphTokenizer):
         places = graph.op("Range", graph.array(0), num_texts, graph.array(1))
         begins = graph.op("Mul", places, width)
         lengths = graph.op("ReduceSum", mask, graph.array([1]), keepdims=0)
-        if self.operator == "RobertaTokenizer":  # a token before each text, and one behind it
+        if self.operator == "RobertaTokenizer":  # a token before each text, and one after it
             begins = graph.op("Add", begins, graph.array(1))
             lengths = graph.op("Sub", lengths, graph.array(2))
         return Tokens(graph.op("Reshape", ids, graph.array([-1])), begins, lengths)
@@ -362,7 +362,7 @@ class ByteBpe(GraphTokenizer):
 class Unigram(GraphTokenizer):
     """Pieces of the highest total score inside words, by SentencePiece.
 
-    The tokenizers library reads a character and the marks behind it as one if they have fewer than LONG bytes: the
+    The tokenizers library reads a character and the marks after it as one if they have fewer than LONG bytes: the
     first rule that fits their beginning stands for all of them.
 
     Attributes:
@@ -372,7 +372,7 @@ class Unigram(GraphTokenizer):
         unknown: the index of the unknown piece, whose text in the model is UNKNOWN.
         table: what each character becomes alone, where that is another text.
         marks: characters that belong to the one before them.
-        leading: characters whose rule stands for the marks behind them.
+        leading: characters whose rule stands for the marks after them.
         pairs: what a character and its first mark become.
         replaced: regular expressions in a text of such characters, each with its replacement; words end at spaces and
             begin with `▁` then.
@@ -464,7 +464,7 @@ class Unigram(GraphTokenizer):
 
 
 def _characters(graph: StringGraph, texts: ir.Value, table: Mapping[str, str]) -> ir.Value:
-    """Return the characters of texts, with END behind each text: string [C]."""
+    """Return the characters of texts, with END after each text: string [C]."""
     for by in sorted({table.get(character, UNKNOWN) for character in RESERVED}):
         texts = graph.replace(
             texts, f"[{ranges(character for character in RESERVED if table.get(character, UNKNOWN) == by)}]", by

@@ -25,7 +25,7 @@ from onnxtool.optimize.passes.rotary_embedding import rotary_embedding
 from onnxtool.optimize.pipeline import Pass
 
 # Patterns contain constants, sizes and shared masks, so these are simplified first.
-# onnxoptimizer's passes only see constants as initializers, and give int8 the layers behind transposed weights.
+# onnxoptimizer's passes only see constants as initializers, and give int8 the layers whose weights are transposed.
 _SETTLE = (convert_opset, fold_constants, input_sizes, common_subexpressions, *ALLOWED)
 # Attention looks for the MatMuls with weights that transposed_weights rewrites, so it runs before.
 _FUSE = (

@@ -117,7 +117,7 @@ class Texts:
         return tokenizer.encode(written, limit, options)
 
     def read_all(self, tokenizer: TextTokenizer, texts: Sequence[Text]) -> list[tuple[int, ...]]:
-        """Return the ids of each text alone and behind each prompt, in a row."""
+        """Return the ids of each text, alone and after each prompt, concatenated."""
         columns = zip(*(self.read(tokenizer, texts, prompt) for prompt in self._prompts), strict=True)
         return [tuple(chain.from_iterable(text.ids for text in column)) for column in columns]
 
@@ -416,7 +416,7 @@ class CutModel:
         for name, path in self._settings.items():
             is_settings = path.suffix == ".json" and path.name != TOKENIZER_NAME and name not in self._by_token
             ids.update(ids_in_settings(read_settings(path)) if is_settings else ())
-        # Positions begin behind the id of padding, which therefore stays where it is.
+        # Positions begin after the id of padding, which therefore stays where it is.
         return ids | self._rows.compared | {*range(reserved_positions(self.folder))}
 
     def _write_files(self, kept_ids: NDArray[np.int64]) -> tuple[str, ...]:

@@ -223,7 +223,7 @@ def damped_factors(rows: Floats) -> list[Floats]:
     """Return the statistics of activations, float32 [T, K], that rounding needs: one matrix per block of channels.
 
     It is the unit lower triangular F in `F.T @ D @ F`, the damped second moments, with D diagonal: an error of one in
-    channel j changes the result like `F[k, j]` in a later channel k, once channels behind k are rounded (LDLQ,
+    channel j changes the result like `F[k, j]` in a later channel k, once the channels after k are rounded (LDLQ,
     arXiv:2307.13304, the same roundings as GPTQ without an inverse).
     """
     factors = []

@@ -328,7 +328,7 @@ def find_levels(model: SwitchableModel, max_error: float, promise: TokenPromise)
 
 
 def _choice(model: SwitchableModel, rising: Mapping[str, int], errors: _Losses) -> tuple[FallbackLayer, ...]:
-    """Describe the layers that rise, each to a level, or to float32 with the number behind the last."""
+    """Describe the layers that rise, each to a level, or to float32 if its number is past the last."""
     return tuple(
         model.levels[level].layer(name, errors[name][0])
         if level < len(model.levels)
