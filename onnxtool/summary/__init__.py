@@ -32,15 +32,7 @@ FUSED_OPERATORS: dict[str, frozenset[str]] = {
         | {"com.microsoft::SkipLayerNormalization", "com.microsoft::SkipSimplifiedLayerNormalization"}
         | {"com.microsoft::EmbedLayerNormalization"}
     ),
-    "gelu": frozenset(
-        {
-            "Gelu",
-            "com.microsoft::Gelu",
-            "com.microsoft::BiasGelu",
-            "com.microsoft::FastGelu",
-            "com.microsoft::QuickGelu",
-        }
-    ),
+    "gelu": frozenset({"Gelu"} | {f"com.microsoft::{name}" for name in ("Gelu", "BiasGelu", "FastGelu", "QuickGelu")}),
 }
 """Kind to operators, named as in `Stats.ops`; an operator of ONNX has no domain in its name."""
 

@@ -371,15 +371,11 @@ def _assign(lookups: list[_Lookup], shapes: Shapes) -> tuple[_Lookup, _Lookup, _
     if not all(shapes.same(lookup.ids, words.ids) for lookup in (words, *segments)):
         return None
     ids = positions[0].ids
-    if not shapes.same(ids, words.ids) and not _is_row_of(ids, words.ids, shapes):
+    row, whole = shapes.shape(ids), shapes.shape(words.ids)
+    is_one_row = row is not None and whole is not None and row == (1, whole[1])
+    if not shapes.same(ids, words.ids) and not is_one_row:
         return None
     return words, positions[0], segments[0] if segments else None
-
-
-def _is_row_of(ids: ir.Value, words: ir.Value, shapes: Shapes) -> bool:
-    """Whether `ids` is int [1, S] where `words` is int [B, S]."""
-    row, whole = shapes.shape(ids), shapes.shape(words)
-    return row is not None and whole is not None and row == (1, whole[1])
 
 
 def _write_embedding(

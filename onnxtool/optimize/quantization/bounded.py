@@ -220,7 +220,8 @@ def find_fallback_layers(model: SwitchableModel, max_error: float) -> tuple[Fall
     worst_first = sorted(range(len(errors)), key=lambda place: -errors[place])
 
     def holds(levels: Mapping[str, int]) -> bool:
-        return all(model.error(_quantized(levels, precisions), place) <= allowed for place in worst_first)
+        quantized = {name: index for name, index in levels.items() if precisions[index] != _HIGHEST}
+        return all(model.error(quantized, place) <= allowed for place in worst_first)
 
     level = next((index for index in range(last) if holds(dict.fromkeys(names, index + 1))), last)
     # Layers are ranked in the lowest precision, at its most exact level.
@@ -416,11 +417,6 @@ def _fewest(most: int, is_enough: Callable[[int], bool]) -> int:
 def _levels_after(steps: int, names: Sequence[str], level: int) -> dict[str, int]:
     """Return the level of each layer after the first `steps` of `names` rose from `level` by one."""
     return {name: level + (number < steps) for number, name in enumerate(names)}
-
-
-def _quantized(levels: Mapping[str, int], precisions: Sequence[str]) -> dict[str, int]:
-    """Return the layers that are not in float32."""
-    return {name: level for name, level in levels.items() if precisions[level] != _HIGHEST}
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.progress import counted
-from onnxtool.runtime.difference import (
-    Scales,
-    Spread,
-    informative,
-    measure,
-    selected,
-    spreads_of,
-)
+from onnxtool.runtime.difference import Scales, Spread, informative, measure, selected, spreads_of
 from onnxtool.runtime.running import Session
 
 _SMALLEST_NORM = 1e-30
