@@ -2,8 +2,8 @@
 
 They are derived from the graph's operators, so the results hold for all inputs: a number is the same for all of them,
 and two sizes with one name are always equal. Nothing is decided by trying sample sizes. Where numbers are easier to
-work with, `of` replaces the names with distinct primes: products of different names are then different numbers, and
-none accidentally equals a hidden size or a number of heads.
+work with, `prime_shape` replaces the names with distinct primes: products of different names are then different
+numbers, and none accidentally equals a hidden size or a number of heads.
 
 `infer_types` gives only dtypes, and shapes with axis names.
 """
@@ -63,7 +63,7 @@ class Shapes:
 
     @property
     def small(self) -> range:
-        """The prime sets of `of` with which a value's elements can be numbered.
+        """The prime sets of `prime_shape` with which a value's elements can be numbered.
 
         Reshapes and transposes that move the numbers to the same places with two sets of primes do so for all sizes: no
         prime can be split, so they move whole axes, which the names are, and constants.
@@ -76,7 +76,7 @@ class Shapes:
         sizes = tuple(size for size in shape if size is not None)
         return None if value is None or len(sizes) < len(shape) else sizes
 
-    def of(self, value: ir.Value | None, probe: int = 0) -> tuple[int, ...] | None:
+    def prime_shape(self, value: ir.Value | None, probe: int = 0) -> tuple[int, ...] | None:
         """Return the shape of `value` with a prime for each name; None if the shape or any size is unknown."""
         shape, primes = self.shape(value), self._primes[probe]
         if shape is None:

@@ -80,7 +80,7 @@ def read_settings(path: Path) -> Any:
         raise InputError(f"cannot read {path}: {reason}", "check the file, and its path") from None
 
 
-class Texts:
+class KeptTexts:
     """The texts of a file or test collection, as a model's tokenizer reads them.
 
     Attributes:
@@ -109,20 +109,20 @@ class Texts:
         while batch := list(islice(texts, _READ_AT_ONCE)):
             yield batch
 
-    def read(
+    def tokenize(
         self, tokenizer: TextTokenizer, texts: Sequence[Text], prompt: str = "", limit: Limit | None = None
     ) -> list[EncodedText]:
         """Return the tokens of texts."""
         written, options = as_chats(self._model, self._folder, texts, prompt)
         return tokenizer.encode(written, limit, options)
 
-    def read_all(self, tokenizer: TextTokenizer, texts: Sequence[Text]) -> list[tuple[int, ...]]:
+    def ids_with_prompts(self, tokenizer: TextTokenizer, texts: Sequence[Text]) -> list[tuple[int, ...]]:
         """Return the ids of each text, alone and after each prompt, concatenated."""
-        columns = zip(*(self.read(tokenizer, texts, prompt) for prompt in self._prompts), strict=True)
+        columns = zip(*(self.tokenize(tokenizer, texts, prompt) for prompt in self._prompts), strict=True)
         return [tuple(chain.from_iterable(text.ids for text in column)) for column in columns]
 
 
-class Check:
+class CutComparison:
     """The comparison of a file with the one whose vocabulary is cut.
 
     Args:
@@ -137,7 +137,7 @@ class Check:
         self,
         source: ModelFile,
         folder: CheckpointFolder,
-        texts: Texts,
+        texts: KeptTexts,
         kept_ids: NDArray[np.int64],
         part: NDArray[np.int64],
     ) -> None:
@@ -165,7 +165,7 @@ class Check:
         new, tokenizer = renumbering(self._kept), open_tokenizer(find_checkpoint_folder(cut))
         tried, changed, step, number, num_held_out, num_changed = list[Text](), list[Text](), 1, 0, 0, 0
         for batch in self._texts.batches():
-            rows = (self._texts.read_all(reader, batch) for reader in (self._own, tokenizer))
+            rows = (self._texts.ids_with_prompts(reader, batch) for reader in (self._own, tokenizer))
             held_out = []
             for text, before, after in zip(batch, *rows, strict=True):
                 mapped = tuple(map(new, before))
@@ -199,7 +199,7 @@ class Check:
     ) -> list[tuple[Text, EncodedText, EncodedText]]:
         """Return the tokens of texts, and what they would be without the held-out texts, by their former ids."""
         both = (
-            [self._texts.read(tokenizer, texts, limit=limit) for tokenizer in (self._own, self._other)]
+            [self._texts.tokenize(tokenizer, texts, limit=limit) for tokenizer in (self._own, self._other)]
             if texts
             else [[], []]
         )
@@ -218,7 +218,7 @@ class Check:
         places = np.zeros(int(self._kept[-1]) + 1, np.int64)
         places[self._kept] = np.arange(len(self._kept))
         equal, largest, sums = [], 0.0, np.zeros((2, 2))  # weights and terms, before and after
-        for text in filter(len, self._texts.read(self._own, texts, limit=self._limit) if texts else ()):
+        for text in filter(len, self._texts.tokenize(self._own, texts, limit=self._limit) if texts else ()):
             feeds = self._feeds(text)
             after = run_cut({**feeds, IDS: places[feeds[IDS]].astype(feeds[IDS].dtype)})
             outputs = dict(run(feeds))
@@ -351,7 +351,7 @@ class CutModel:
         self.folder = find_checkpoint_folder(source)
         self._own = open_tokenizer(self.folder)
         self._vocabulary = Vocabulary.of(self._own.rules)
-        self._texts = Texts(texts, source, self.folder)
+        self._texts = KeptTexts(texts, source, self.folder)
         self._model = load_model(source.path)
         self._settings = {file.relative_to(self.folder.path).as_posix(): file for file in _small_files(self.folder)}
         query = self.folder.sentence_modules.query
@@ -381,7 +381,7 @@ class CutModel:
         used = basic | vocabulary.ids_of(self._texts.tokens or ())
         part = set(used)  # without the texts that are held out
         batches = self._texts.batches() if self._texts.tokens is None else iter(())
-        rows = chain.from_iterable(self._texts.read_all(self._own, batch) for batch in batches)
+        rows = chain.from_iterable(self._texts.ids_with_prompts(self._own, batch) for batch in batches)
         for number, ids in enumerate(rows, 1):
             used.update(ids)
             part.update(ids if number % HELD_OUT else ())
@@ -404,8 +404,8 @@ class CutModel:
         sizes = self._source.size_bytes, cut.size_bytes
         cut_report = VocabularyCut(size, len(kept), before, after, *sizes, notes=notes)
         held_out = kept if self._texts.tokens else vocabulary.kept(part)
-        check = Check(self._source, self.folder, self._texts, kept, held_out)
-        return cut, check.compare(cut, cut_report, self._over, runs=runs)
+        comparison = CutComparison(self._source, self.folder, self._texts, kept, held_out)
+        return cut, comparison.compare(cut, cut_report, self._over, runs=runs)
 
     def _basic_ids(self) -> set[int]:
         """Return the ids that are kept whatever the texts are."""

@@ -268,7 +268,7 @@ def test_shapes_are_known_behind_an_operator_for_all_sizes(opset: int) -> None:
     shapes = find_shapes(model)
     for probe, sizes in enumerate(shapes.probes[:2]):
         feeds = {"x": normal(sizes["B"], sizes["S"], 8), "past": normal(sizes["B"], 2, sizes["P"], 4)}
-        assert shapes.of(model.graph[-1].outputs[0], probe) == run(model, feeds)[1].shape
+        assert shapes.prime_shape(model.graph[-1].outputs[0], probe) == run(model, feeds)[1].shape
     assert shapes.dtype(model.graph[-1].outputs[0]) == np.float32
 
 

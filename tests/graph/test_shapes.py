@@ -93,9 +93,19 @@ def test_what_is_not_known_is_none() -> None:
     model = build("g (float[B, S] x) => (float y) { z = NonZero(x) y = Cast <to=1> (z) }")
     shapes = find_shapes(model)
     value = output(model)
-    assert (shapes.rank(value), shapes.of(value), shapes.fixed(value, 0), shapes.fixed(value, 1)) == (2, None, 2, None)
+    assert (shapes.rank(value), shapes.prime_shape(value), shapes.fixed(value, 0), shapes.fixed(value, 1)) == (
+        2,
+        None,
+        2,
+        None,
+    )
     assert not shapes.same(value, value)
-    assert (shapes.of(None), shapes.rank(None), shapes.fixed(None, 0), shapes.dtype(None)) == (None, None, None, None)
+    assert (shapes.prime_shape(None), shapes.rank(None), shapes.fixed(None, 0), shapes.dtype(None)) == (
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 def test_every_axis_has_sizes_of_its_own() -> None:
@@ -152,7 +162,7 @@ def test_shapes_are_found_once_for_as_long_as_the_graph_is_the_same() -> None:
 def test_shapes_are_inferred_for_any_sizes() -> None:
     """Those of a probe, and others."""
     model = build("g (float[B, S, 8] x) => (float y) { y = MatMul(x, w) }", WEIGHTS)
-    assert infer_shapes(model, find_shapes(model).probes[0])["y"] == find_shapes(model).of(output(model))
+    assert infer_shapes(model, find_shapes(model).probes[0])["y"] == find_shapes(model).prime_shape(output(model))
     assert infer_shapes(model, {"B": 4, "S": 6})["y"] == (4, 6, 12)
 
 
@@ -194,7 +204,7 @@ def test_a_branch_tells_what_both_have_in_common() -> None:
     shapes = find_shapes(model)
     _, z = model.graph.outputs
     assert shapes.known["y"] == ("B", None)
-    assert shapes.of(z) is None
+    assert shapes.prime_shape(z) is None
     assert shapes.dtype(z) == np.float32
 
 

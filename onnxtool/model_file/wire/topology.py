@@ -93,7 +93,7 @@ def read_topology(path: Path) -> Topology | None:
     """
     with opened(path) as data:
         try:
-            scope = _Reader(data).graph(list(main_graph(data)), 0)[0]
+            scope = _Reader(data).read_graph(list(main_graph(data)), 0)[0]
             return Topology(scope.calls, scope.outputs)
         except _TooManyError:
             return None
@@ -104,7 +104,7 @@ class _Reader:
         self.data = data
         self.num_nodes = 0
 
-    def graph(self, fields: list[tuple[str, Span]], depth: int) -> tuple[_GraphScope, str]:
+    def read_graph(self, fields: list[tuple[str, Span]], depth: int) -> tuple[_GraphScope, str]:
         """Read a graph that lies `depth` graphs below the main one, and what it shares with every equal one."""
         scope, data = _GraphScope(), self.data
         outputs: list[bytes] = []
@@ -120,7 +120,7 @@ class _Reader:
                 scope.wires[name] = (-2, len(inputs)) if depth else (-1, info.name)
                 inputs.append(scope.kinds[name])
             elif field == "initializer":
-                name_, kind = self.tensor(place)
+                name_, kind = self.describe_tensor(place)
                 scope.kinds[name_.encode()] = kind
             elif field == "sparse_initializer":
                 values, dims = read_sparse_tensor(data, place, [])
@@ -128,14 +128,14 @@ class _Reader:
                     scope.kinds[values.name.encode()] = repr((values.dtype, dims))
         for field, place in fields:
             if field == "node":
-                self.call(place, scope, depth)
+                self.read_node(place, scope, depth)
         shared = [call[:1] + call[2:5] for call in scope.calls]
         ends = [(scope.kinds.get(name, ""), scope.wire(name, depth)) for name in outputs]
         if not depth:
             scope.outputs = {name.decode(errors="replace"): end for name, end in zip(outputs, ends, strict=True)}
         return scope, repr((inputs, shared, ends)) if depth else ""
 
-    def call(self, place: Span, scope: _GraphScope, depth: int) -> None:
+    def read_node(self, place: Span, scope: _GraphScope, depth: int) -> None:
         """Read a node, and the graphs in its attributes."""
         self.num_nodes += 1
         if self.num_nodes > MAX_DRAWN_NODES:
@@ -151,7 +151,7 @@ class _Reader:
             elif field == "attribute":
                 spans.append(content)
         inputs = lists["input"]
-        attributes = sorted(self.attribute(span, depth, inputs) for span in spans)
+        attributes = sorted(self.read_attribute(span, depth, inputs) for span in spans)
         op, domain, name = (decode(text, place[0]) for text in texts.values())
         is_foreign = domain not in ("", ALIAS)
         if op == "Constant" and not is_foreign:
@@ -170,7 +170,7 @@ class _Reader:
                 scope.wires[output] = (len(scope.calls), slot)
         scope.calls.append(call)
 
-    def attribute(self, place: Span, depth: int, inputs: list[bytes]) -> tuple[str, str]:
+    def read_attribute(self, place: Span, depth: int, inputs: list[bytes]) -> tuple[str, str]:
         """Return name and value of an attribute; outer values that its graphs read are added to `inputs`."""
         name = b""
         values: list[str] = []
@@ -187,11 +187,11 @@ class _Reader:
                     values.append(repr(bytes(self.data[slice(*content)]).decode(errors="replace")))
                 case "t" | "tensors":
                     is_short = False
-                    values.append(self.tensor(content, by_value=True)[1])
+                    values.append(self.describe_tensor(content, by_value=True)[1])
                 case "g" | "graphs":
                     if depth >= _MAX_NESTING:
                         raise malformed(f"graphs nested more than {_MAX_NESTING} deep", content[0])
-                    body, form = self.graph(list(read(self.data, GRAPH, content)), depth + 1)
+                    body, form = self.read_graph(list(read(self.data, GRAPH, content)), depth + 1)
                     is_short = False
                     inputs += [source for source in body.used if source not in body.kinds]
                     values.append(form)
@@ -202,7 +202,7 @@ class _Reader:
         is_short = is_short and len(text) <= _SHORT
         return decode(name, place[0]), text if is_short else sha256(repr(values).encode()).hexdigest()
 
-    def tensor(self, place: Span, *, by_value: bool = False) -> tuple[str, str]:
+    def describe_tensor(self, place: Span, *, by_value: bool = False) -> tuple[str, str]:
         """Return the name of a tensor, its dtype and shape, and its data if it is small enough, or a scalar's."""
         tensor, constant = read_tensor(self.data, place, []), read_constant(self.data, place)[1]
         value: object = constant.integers

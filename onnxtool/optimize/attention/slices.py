@@ -69,7 +69,7 @@ def slice_above(values: Sequence[ir.Value], shapes: Shapes) -> Slice | None:
             if value.const_value is None or value.const_value.nbytes > _LARGEST_BYTES:
                 return None
             weights[value] = None
-        elif _is_shape(node) and shapes.of(node.inputs[0]) is not None and node.inputs[0] is not None:
+        elif _is_shape(node) and shapes.prime_shape(node.inputs[0]) is not None and node.inputs[0] is not None:
             sized[node.inputs[0]] = None
             nodes[node] = None
         elif node not in nodes:
@@ -351,7 +351,7 @@ class _Following:
             return all(self._shapes.fixed(value, axis) is not None for value in node.inputs[:-1])
         if node.op_type not in ("Reshape", "Flatten"):
             return True
-        pair = [self._shapes.of(value) for value in (node.inputs[0], node.outputs[0])]
+        pair = [self._shapes.prime_shape(value) for value in (node.inputs[0], node.outputs[0])]
         ends = [{*np.cumprod(shape).tolist()} - {1} for shape in pair if shape]
         return len(ends) == 2 and (ends[0] <= ends[1] or ends[1] <= ends[0])
 

@@ -76,7 +76,7 @@ def find_heads(
         repeated: whether the tensor may have fewer heads than `value`, which repeats each one equally often.
         in_columns: whether to accept COLUMNS if there is no other layout; SqueezeBERT's convolutions produce it.
     """
-    shape = shapes.of(value)
+    shape = shapes.prime_shape(value)
     if shape is None or len(shape) not in (3, 4):
         return None
     head_size = shapes.fixed(value, -2 if transposed else -1)
@@ -120,7 +120,7 @@ def find_joined(value: ir.Value, shapes: Shapes, num_heads: int) -> ir.Value | N
 def _is_joined(
     value: ir.Value, joined: ir.Value, chain: Sequence[ir.Node], shapes: Shapes, probe: int, num_heads: int
 ) -> bool:
-    shape, wanted_shape = shapes.of(value, probe), shapes.of(joined, probe)
+    shape, wanted_shape = shapes.prime_shape(value, probe), shapes.prime_shape(joined, probe)
     if shape is None or wanted_shape is None:
         return False
     indices = _number(shape)
@@ -145,7 +145,7 @@ def _chains_above(value: ir.Value, shapes: Shapes) -> Iterator[tuple[ir.Value, f
         current, factor = step
         scale *= factor
         chain = [node, *chain]
-        if shapes.of(current) is None:
+        if shapes.prime_shape(current) is None:
             continue
         yield current, scale, chain
 
@@ -179,7 +179,7 @@ def _layout_of(
     """Return the layout of the heads of `value` in `source` and their repetitions, the same for all sizes."""
     layouts: set[tuple[HeadLayout, int] | None] = set()
     for probe in shapes.small:
-        shape = shapes.of(source, probe)
+        shape = shapes.prime_shape(source, probe)
         if shape is None:
             return None
         moved = _move(_number(shape), chain, shapes, probe)
@@ -227,7 +227,7 @@ def _move(indices: Indices, chain: Sequence[ir.Node], shapes: Shapes, probe: int
         if node.op_type == "Transpose":
             indices = indices.transpose(attribute(node, "perm") or None)
         elif node.op_type in ("Expand", *_RESHAPES):
-            shape = shapes.of(node.outputs[0], probe)
+            shape = shapes.prime_shape(node.outputs[0], probe)
             if shape is None:
                 return None
             if node.op_type == "Expand":

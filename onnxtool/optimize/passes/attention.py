@@ -497,7 +497,7 @@ def _lowest(dtype: np.dtype[Any], writer: Writer) -> ir.Value:
 
 def _by_heads(term: Term, num_heads: int, shapes: Shapes, writer: Writer) -> ir.Value:
     """Return a term with batch and heads as two axes, [B or 1, H or 1, S or 1, L]."""
-    shape = shapes.of(term.value)
+    shape = shapes.prime_shape(term.value)
     if not term.is_merged or shape is None or len(shape) < 3 or shape[0] == 1:
         return term.value
     outer = writer.constant(np.array([-1, num_heads], np.int64), f"by_{num_heads}_heads")

@@ -361,7 +361,9 @@ def _assign(lookups: list[_Lookup], shapes: Shapes) -> tuple[_Lookup, _Lookup, _
     Any assignment gives the same sum, but only positions may be [1, S]; words and segments are [B, S].
     """
     by_size = sorted(lookups, key=lambda lookup: -(shapes.fixed(lookup.table, 0) or 0))
-    batched = [lookup for lookup in by_size if shapes.of(lookup.ids) is not None and shapes.fixed(lookup.ids, 0) != 1]
+    batched = [
+        lookup for lookup in by_size if shapes.prime_shape(lookup.ids) is not None and shapes.fixed(lookup.ids, 0) != 1
+    ]
     positions = [lookup for lookup in by_size if lookup not in batched]
     if not positions:  # RoBERTa computes them from the words
         positions = [lookup for lookup in by_size if not lookup.ids.is_graph_input()]

@@ -79,7 +79,7 @@ class BlockGrids:
     _found: dict[tuple[str, int], Grid] = field(default_factory=dict)
     _packed: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
 
-    def find(self, name: str, bits: int, read: Callable[[], Floats]) -> Grid:
+    def grid_of(self, name: str, bits: int, read: Callable[[], Floats]) -> Grid:
         """Return the grid of the weight called `name`, which `read` reads, float32 [K, N]."""
         if (name, bits) not in self._found:
             rows = self.activations[name]() if name in self.activations else None
@@ -93,7 +93,7 @@ class BlockGrids:
         With 4 bits, channels compensate for each other's errors. With 8, the nearest codes are close enough.
         """
         weight = read()
-        grid = self.find(name, bits, lambda: weight)
+        grid = self.grid_of(name, bits, lambda: weight)
         if bits != 4 or name not in self.activations:
             return pack_weight(weight, grid)
         if name not in self._packed:
@@ -341,10 +341,10 @@ def lazy_parts(
         return ir.tensor(grids.pack(name, bits, read))
 
     def scale() -> ir.TensorProtocol:
-        return ir.tensor(grids.find(name, bits, read).scale)
+        return ir.tensor(grids.grid_of(name, bits, read).scale)
 
     def zero() -> ir.TensorProtocol:
-        return ir.tensor(pack_zeros(grids.find(name, bits, read)))
+        return ir.tensor(pack_zeros(grids.grid_of(name, bits, read)))
 
     rows, columns = size
     num_blocks = -(-rows // BLOCK)
@@ -441,7 +441,7 @@ def _own_blocks(table: ir.Value, grids: BlockGrids, node: ir.Node) -> _Blocks:
 
     def data() -> ir.TensorProtocol:
         array = read()
-        packed = pack_weight(array, grids.find(name, 4, lambda: array)).reshape(num_rows, -1)
+        packed = pack_weight(array, grids.grid_of(name, 4, lambda: array)).reshape(num_rows, -1)
         return ir.tensor(np.ascontiguousarray(packed[:, : width // 2]))  # without padding in the last block
 
     parts = lazy_parts(name, (width, num_rows), 4, grids, read)
@@ -483,7 +483,7 @@ def to_int4(
     def choose(layers: Sequence[LinearLayer], recording: Recording) -> QuantizationConfig:
         grids = BlockGrids(_activations(layers, recording))
         for layer in counted(layers, "choosing scales of layer"):
-            grids.find(layer.stored_name, 4, layer.weight_reader())
+            grids.grid_of(layer.stored_name, 4, layer.weight_reader())
 
         def level(form: BlockForm) -> Level:
             def write(layer: LinearLayer, writer: Writer) -> ir.Value:

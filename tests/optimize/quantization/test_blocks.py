@@ -144,8 +144,8 @@ def test_a_grid_is_found_once() -> None:
         num_reads += 1
         return normal(32, 4)
 
-    assert grids.find("w", 4, read) is grids.find("w", 4, read)
-    assert grids.find("w", 8, read).bits == 8
+    assert grids.grid_of("w", 4, read) is grids.grid_of("w", 4, read)
+    assert grids.grid_of("w", 8, read).bits == 8
     assert num_reads == 2
 
 
