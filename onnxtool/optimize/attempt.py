@@ -16,7 +16,7 @@ from onnxtool.model_file import MAX_INLINE_BYTES, NONE_INLINE, ModelFile, Stagin
 from onnxtool.model_file.metadata import PRUNE_KEY
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.kept import read_kept
-from onnxtool.optimize.options import INT4_FP16, MIXED, QUANTIZED, OptimizeOptions
+from onnxtool.optimize.options import INT4_FP16, MIXED, QUANTIZED, OptimizeOptions, computing_in
 from onnxtool.optimize.pipeline import MOST_ROUNDS, FailedPassError, Pass, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING
 from onnxtool.optimize.pruned_output import PrunedOutput, take_off
@@ -42,7 +42,7 @@ from onnxtool.runtime.comparison import failure
 from onnxtool.runtime.difference import TOLERANCES, Tolerance
 from onnxtool.runtime.machine import release_freed_memory
 from onnxtool.runtime.probation import death_on
-from onnxtool.runtime.providers import BF16, CPU, FP32, ExecutionProvider, runtime_version
+from onnxtool.runtime.providers import CPU, FP32, ExecutionProvider, runtime_version
 from onnxtool.runtime.session import SAME, open_alike, prove_elsewhere
 from onnxtool.runtime.sizes import set_files
 from onnxtool.runtime.timing import Stopwatch
@@ -136,7 +136,7 @@ class Attempts:
         fusions = _count_fusions(staged_stats, self.attentions)
         if options.require_fusion:
             _require_attention(fusions, results)
-        target = _target_of(conversion, precision)
+        target = computing_in(precision, conversion.options.target)
         verification, notes = self._verify(result, steps, conversion, precision, pruned)
         if verification is not None and precision in ("fp16", INT4_FP16):
             require_range(result.path, conversion.feeds, conversion.folder)
@@ -225,7 +225,7 @@ class Attempts:
         if self.reference is None:
             return None, ()
         notes: tuple[str, ...] = ()
-        target = _target_of(conversion, precision)
+        target = computing_in(precision, conversion.options.target)
         if not target.row.is_reference:  # which may die of a graph: another process runs it there first
             notes = prove_elsewhere(result, target, is_trial=True).notes
         reference = replace(self.reference, original=replace(self.reference.original, wanted=target))
@@ -256,10 +256,6 @@ class Attempts:
             raise error
         figures = f"max_abs_error {verification.max_abs_error:.3g}, cosine {verification.cosine_min:.8f}"
         return f"with the adapter {name}: {figures}"
-
-
-def _target_of(conversion: Conversion, precision: str) -> ExecutionProvider:
-    return replace(conversion.options.target, precision=BF16 if precision == BF16 else FP32)
 
 
 def load_graph(source: ModelFile, options: OptimizeOptions) -> tuple[ir.Model, PrunedOutput | None]:

@@ -51,6 +51,11 @@ EXACT_CPUS = ("vnni", "arm")
 CPUS = (ANY_CPU, "avx2", *EXACT_CPUS, NATIVE)
 
 
+def computing_in(precision: str, provider: ExecutionProvider) -> ExecutionProvider:
+    """Return the provider with the arithmetic that a file of this precision leaves to it: bfloat16, or float32."""
+    return replace(provider, precision=BF16 if precision == BF16 else FP32)
+
+
 class OptimizeOptions(ProviderOptions):
     """Options of `optimize`.
 
@@ -217,7 +222,7 @@ class OptimizeOptions(ProviderOptions):
     def target(self) -> ExecutionProvider:
         """The provider that the file is for, with its precision; for `auto`, the reference among its candidates."""
         text = resolve_provider(AUTO) if self.provider == AUTO else self.provider
-        return replace(ExecutionProvider.parse(text), precision=BF16 if self.precision == BF16 else FP32)
+        return computing_in(self.precision, ExecutionProvider.parse(text))
 
     def each_provider(self) -> Iterator[OptimizeOptions]:
         """Yield these options for each provider to try: for `auto`, those that run here and have a preset."""

@@ -26,7 +26,7 @@ from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attempt import Attempts, is_half, load_graph
 from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.kept import note_matches, require_matches
-from onnxtool.optimize.options import OptimizeOptions
+from onnxtool.optimize.options import OptimizeOptions, computing_in
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, PRESETS
 from onnxtool.optimize.quantization.candidates import Judge
@@ -47,7 +47,6 @@ from onnxtool.runtime.providers import (
     AUTO,
     BF16,
     CPU,
-    FP32,
     ExecutionProvider,
     has_bf16,
     provider_problem,
@@ -189,7 +188,7 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         if source.adapters and output.parent.resolve() != source.path.parent.resolve():
             copy_adapters(source, staging.folder)
         target = ExecutionProvider.parse(report.provider) if options.provider == AUTO else options.target
-        target = replace(target, precision=BF16 if report.precision == BF16 else FP32)
+        target = computing_in(report.precision, target)
         speed, not_timed = _speed(options, target, source, result)
         stopwatch.lap("timing")
         _stamp(result, report, source, target)

@@ -211,11 +211,9 @@ class _Sides(NamedTuple):
         same = 0 if node.op in _COMMUTATIVE else sum(a == b for a, b in zip(mine, theirs, strict=False))
         shared = len({*mine} & {*theirs})
         is_named = (bool(node.name) and node.name == counterpart.name) or node.outputs == counterpart.outputs
-        return (
-            2 * (same + shared + 2 * is_named) + (node.attributes == counterpart.attributes)
-            if shared or is_named
-            else 0
-        )
+        if not shared and not is_named:
+            return 0
+        return 2 * (same + shared + 2 * is_named) + (node.attributes == counterpart.attributes)
 
     def differences(self, place: int, other: int) -> Iterator[EdgeChange]:
         """Yield how a node differs from its counterpart."""

@@ -24,7 +24,7 @@ from onnxtool.checkpoint.limits import fixed_shape
 from onnxtool.errors import OnnxtoolError, PassError
 from onnxtool.model_file import ModelFile, Staging, save_model
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY, step_entry
-from onnxtool.optimize.options import DYNAMIC, MIXED, STATIC
+from onnxtool.optimize.options import DYNAMIC, MIXED, STATIC, computing_in
 from onnxtool.optimize.pipeline import Pass, run_passes
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.arithmetic import ActivationGrid, Adjustment
@@ -38,7 +38,7 @@ from onnxtool.optimize.report import Candidate
 from onnxtool.progress import tell
 from onnxtool.reports import short_repr
 from onnxtool.runtime.input_cases import FeedShape, sized_feeds
-from onnxtool.runtime.providers import BF16, CPU, FP32, ExecutionProvider, has_bf16, resolve_provider
+from onnxtool.runtime.providers import BF16, CPU, ExecutionProvider, has_bf16, resolve_provider
 from onnxtool.runtime.running import Session
 from onnxtool.runtime.session import open_alike, open_session, prove_elsewhere
 from onnxtool.runtime.timing import summarize_latencies
@@ -95,7 +95,7 @@ class _CandidateRun:
     @property
     def target(self) -> ExecutionProvider:
         """The provider that it runs on, and the precision there."""
-        return replace(self.conversion.options.target, precision=BF16 if self.precision == BF16 else FP32)
+        return computing_in(self.precision, self.conversion.options.target)
 
     @property
     def provider(self) -> str:
