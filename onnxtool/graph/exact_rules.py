@@ -58,9 +58,9 @@ def _exact_rules() -> tuple[Any, ...]:
     from onnxscript.rewriter.rules.common import _no_op
 
     tolerant = {id(rule) for rule in _no_op.rules}
-    others = [rule for rule in rewriter._DEFAULT_REWRITE_RULES if id(rule) not in tolerant]
+    kept = [rule for rule in rewriter._DEFAULT_REWRITE_RULES if id(rule) not in tolerant]
     dropouts = [_no_op.dropout_zero_rule, _no_op.dropout_inference_rule]
-    rules = [copy.copy(rule) for rule in (*_neutral_elements(), *dropouts, *others)]
+    rules = [copy.copy(rule) for rule in (*_neutral_elements(), *dropouts, *kept)]
     for rule in rules:
         rule._matcher = _OperatorFirst(rule._matcher)
     return tuple(rules)

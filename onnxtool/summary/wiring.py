@@ -79,10 +79,10 @@ class _ComparedGraph:
         sources = [str(wire[1]) for wire in call.wires if wire is not None and wire[0] < 0]
         return scope_of_node(call.name, "", sources) or scope_of_node(next(iter(call.outputs), ""), "", ())
 
-    def change(self, place: int, what: str, before: str, after: str) -> EdgeChange:
+    def change(self, place: int, aspect: str, before: str, after: str) -> EdgeChange:
         """Describe a change of a node."""
         call = self.calls[place]
-        return EdgeChange(call.name or next(iter(call.outputs), ""), call.op, self.layer(place), what, before, after)
+        return EdgeChange(call.name or next(iter(call.outputs), ""), call.op, self.layer(place), aspect, before, after)
 
 
 def compare_wiring(
