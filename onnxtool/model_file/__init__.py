@@ -609,10 +609,12 @@ def scratch_file(model: ir.Model, folder: Path) -> Iterator[Path]:
 
 
 def _locations_of(output: Path) -> tuple[str, ...]:
+    if not output.is_file():
+        return ()
     try:
         return ModelFile(output, read_structure(output)).external_locations
     except ModelFileError:
-        return ()  # there is no file, or a broken one, which owns no data
+        return ()  # a broken file about to be replaced owns no data
 
 
 def _parts_of(output: Path) -> list[Path]:
@@ -620,6 +622,8 @@ def _parts_of(output: Path) -> list[Path]:
 
     They are called after it: a hostile graph may name any file.
     """
+    if not output.is_file():
+        return []
     try:
         old = ModelFile(output, read_structure(output))
         named = [(size.file, size.sha256) for size in old.sizes]
