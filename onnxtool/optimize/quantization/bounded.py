@@ -294,11 +294,9 @@ def find_levels(model: SwitchableModel, max_error: float, promise: TokenPromise)
         return promise.count(partial(model.run, below(count)))
 
     def holds(count: int) -> bool:
-        greedy_tokens = tokens(count)
-        tell(
-            f"trying {count} of {len(steps)} steps to higher levels: {greedy_tokens.share:.1%} of the tokens are equal"
-        )
-        return promise.holds(greedy_tokens) and all(
+        shared = tokens(count)
+        tell(f"trying {count} of {len(steps)} steps to higher levels: {shared.share:.1%} of the tokens are equal")
+        return promise.holds(shared) and all(
             model.error(below(count), place) <= MARGIN * max_error for place in worst_first
         )
 
