@@ -18,6 +18,7 @@ from typing import Any
 
 from onnxtool.benchmarking.measurement import benchmark
 from onnxtool.benchmarking.options import BenchmarkOptions
+from onnxtool.checkpoint.folder import is_path
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import file_sha256
 from onnxtool.encoding.sources import find_sources
@@ -253,6 +254,10 @@ def _checkpoint(config: ReleaseConfig) -> str:
         base = str(Source.find(config.checkpoint).adapter.get("base_model_name_or_path") or "")
         of_base = files_in(Path(base)) if base and Path(base).is_dir() else {}
         return digest_of({**files_in(folder), **{f"base/{name}": path for name, path in of_base.items()}})
+    if is_path(config.checkpoint):
+        raise InputError(
+            f"{config.path}: no such folder: {config.checkpoint}", "check the path, or name an id such as org/name"
+        )
     if config.revision is None:
         raise InputError(
             f"{config.path} names {config.checkpoint}, and no commit of it",

@@ -383,6 +383,9 @@ def test_a_checkpoint_on_the_hub_needs_its_commit(tmp_path: Path) -> None:
     (tmp_path / "release.toml").write_text('checkpoint = "naver/splade"\n')
     with pytest.raises(InputError, match="names naver/splade, and no commit of it"):
         make_release(read_config(tmp_path / "release.toml"))
+    (tmp_path / "release.toml").write_text('checkpoint = "checkpoints/of/splade"\n')
+    with pytest.raises(InputError, match="no such folder: .*splade"):
+        make_release(read_config(tmp_path / "release.toml"))
 
 
 def test_what_a_killed_run_left_is_no_other_release(tmp_path: Path) -> None:
