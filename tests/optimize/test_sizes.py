@@ -395,7 +395,7 @@ def test_axes_without_names_take_a_size_by_their_place(tmp_path: Path) -> None:
 
 def test_a_size_that_the_model_does_not_take_is_named(source: Path, tmp_path: Path) -> None:
     """More tokens than the table has positions."""
-    with pytest.raises(InputError, match=r"itself does not run on inputs of 1x4000"):
+    with pytest.raises(OptionError, match=r"1x4000 is too long: .* takes at most 64 tokens"):
         _set_of(source, tmp_path, "1x4000")
 
 
