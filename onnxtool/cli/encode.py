@@ -7,7 +7,8 @@ from collections.abc import Callable
 import click
 
 from onnxtool.cli.choices import LocationType
-from onnxtool.cli.commands import SUBCOMMANDS, TableGroup
+from onnxtool.cli.commands import SUBCOMMANDS
+from onnxtool.cli.entry import TableGroup
 from onnxtool.cli.options import derived_options, model_argument, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration

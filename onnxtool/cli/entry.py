@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from onnxtool.cli.commands import COMMANDS as COMMANDS
-from onnxtool.cli.commands import RUNNABLE, TableGroup
+from onnxtool.cli.commands import RUNNABLE
 from onnxtool.cli.streams import drop_output, is_text, ready_streams
 from onnxtool.cli.streams import report_error as report_error
 from onnxtool.errors import OnnxtoolError, OptionError, first_line
@@ -26,6 +27,34 @@ _LEAST_MEMORY_MB = 256
 _NO_MEMORY = re.compile("[Cc]annot allocate|start new thread|bad_alloc")
 _EXTRA_ARGUMENTS = "Got unexpected extra argument"
 _UNDER_A_LIMIT = re.compile("failed to map segment|NULL|return without exc")  # bugs and other causes produce it too
+
+
+class TableGroup(click.Group):
+    """A group whose help lists commands in the order of a table, and which suggests one for an unknown name.
+
+    Attributes:
+        table: the names of its commands, each with a description.
+    """
+
+    table: Mapping[str, str] = {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(self.table)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the requested command, or suggest similar ones; an option is left to click.
+
+        Raises:
+            UsageError: there is no such command.
+        """
+        if args and args[0] not in self.table and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], self.table, n=1)
+            more = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(self.table)}."
+            ctx.fail(f"No such command {args[0]!r}. {more}")
+        return super().resolve_command(ctx, args)
 
 
 class _LazyGroup(TableGroup):
