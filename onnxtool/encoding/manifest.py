@@ -177,7 +177,7 @@ def difference(stored: Identity, expected: Identity) -> str:
     for name in names:
         then, now = (_settings(one.get(name)) for one in (stored, expected))
         keys = [key for key in {**then, **now} if then.get(key) != now.get(key) and key not in _DERIVED]
-        changes = [f"{_OPTIONS.get(key, key)}: {_said(then.get(key))}, now {_said(now.get(key))}" for key in keys]
+        changes = [f"{_OPTIONS.get(key, key)}: {_change(then.get(key), now.get(key))}" for key in keys]
         if name in ("options", "vectors"):
             parts += [f"--{change}" for change in changes]
         elif name == "input":
@@ -196,12 +196,19 @@ def _settings(part: Any) -> dict[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
+def _change(before: Any, after: Any) -> str:
+    """Describe how a setting has changed; of numbers for each dimension, only that they have."""
+    if any(isinstance(value, list) and not all(isinstance(part, str) for part in value) for value in (before, after)):
+        return "others than before"
+    return f"{_said(before)}, now {_said(after)}"
+
+
 def _said(value: Any) -> str:
     """Return a setting as the user would write it."""
     if value in (None, "", []):
         return "none"
     if isinstance(value, list):
-        return " ".join(value) if all(isinstance(one, str) for one in value) else "others"
+        return " ".join(value)
     text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
     return shorten(text if text == text.strip() else repr(text))
 

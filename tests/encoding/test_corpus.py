@@ -344,7 +344,7 @@ def test_a_folder_of_another_command_is_refused_and_with_force_made_anew(tmp_pat
     before = contents_of(tmp_path / "vectors")
     longer = write_corpus(tmp_path / "longer.jsonl", [*TEXTS, "a cat"])
     for asked, reason in (
-        ((model, corpus, {}), "options kind: jsonl, now npy"),
+        ((model, corpus, {}), "--output_format: jsonl, now npy"),
         ((other, corpus, {"output_format": "jsonl"}), "another model"),
         ((model, longer, {"output_format": "jsonl"}), "another input"),
         ((model, corpus, {"output_format": "jsonl", "shard_size": 10}), "shard_size: 4096, now 10"),

@@ -175,7 +175,7 @@ def test_a_run_with_other_passages_is_another_one(tmp_path: Path, model: Path, c
     """The manifest holds how long texts are read; a quarter that is written out is the same."""
     _encode(model, corpus, overlap=None)
     assert _encode(model, corpus, overlap=LIMIT // 4).resumed
-    with pytest.raises(Exception, match="options overlap: 2, now 3"):
+    with pytest.raises(Exception, match="--overlap: 2, now 3"):
         _encode(model, corpus, overlap=3)
     with pytest.raises(Exception, match="options long: window, now None"):
         _encode(model, corpus, overlap=None, long=None)

@@ -152,7 +152,7 @@ def test_a_stopped_run_over_codes_goes_on(tmp_path: Path, model: Path, corpus: P
     encode_corpus(model, corpus, tmp_path / "whole", options)
     assert contents_of(tmp_path / "vectors") == contents_of(tmp_path / "whole")
     np.save(tmp_path / "r.npy", read_ranges(Path(report.manifest)) * 2)
-    with pytest.raises(OutputExistsError, match="vectors ranges"):
+    with pytest.raises(OutputExistsError, match="--ranges: others than before"):
         _encode(model, corpus, vectors_as="int8", ranges=tmp_path / "r.npy", shard_size=20)
 
 
