@@ -346,7 +346,7 @@ def test_a_folder_of_another_command_is_refused_and_with_force_made_anew(tmp_pat
     for asked, reason in (
         ((model, corpus, {}), "--output_format: jsonl, now npy"),
         ((other, corpus, {"output_format": "jsonl"}), "another model"),
-        ((model, longer, {"output_format": "jsonl"}), "another input"),
+        ((model, longer, {"output_format": "jsonl"}), "longer.jsonl: none, now 5490"),
         ((model, corpus, {"output_format": "jsonl", "shard_size": 10}), "shard_size: 4096, now 10"),
     ):
         with pytest.raises(OutputExistsError, match=reason):

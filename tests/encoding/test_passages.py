@@ -177,7 +177,7 @@ def test_a_run_with_other_passages_is_another_one(tmp_path: Path, model: Path, c
     assert _encode(model, corpus, overlap=LIMIT // 4).resumed
     with pytest.raises(Exception, match="--overlap: 2, now 3"):
         _encode(model, corpus, overlap=3)
-    with pytest.raises(Exception, match="options long: window, now None"):
+    with pytest.raises(Exception, match="--long: window, now none"):
         _encode(model, corpus, overlap=None, long=None)
 
 
