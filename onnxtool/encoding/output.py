@@ -35,7 +35,7 @@ from onnxtool.encoding.splits import ShardName
 from onnxtool.errors import NO_SPACE, InputError, OutputExistsError, OutputWriteError
 from onnxtool.infer.vectors import SparseVectors
 from onnxtool.model_file import check_not_input
-from onnxtool.model_file.commits import folder_lock, force_to_disk, hidden_folder, remove_stages
+from onnxtool.model_file.commits import PARTIAL, folder_lock, force_to_disk, hidden_folder, remove_stages
 from onnxtool.reports import Json
 
 # Pattern of all shard names: nothing else in the folder may be removed.
@@ -203,7 +203,7 @@ class OutputFolder:
         """Return the stages of active or killed workers. Stores have none."""
         if isinstance(self.path, Uri):
             return ()
-        return tuple(sorted(path.name for path in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.partial")))
+        return tuple(sorted(path.name for path in self.path.parent.glob(f".{glob.escape(self.path.name)}.*{PARTIAL}")))
 
     def require_alone(self) -> None:
         """Refuse to discard what another run writes, within `writing`. Stores do not tell.

@@ -22,6 +22,7 @@ from onnxtool.errors import NO_SPACE, OnnxtoolError, OutputExistsError, OutputWr
 from onnxtool.interruption import critical, unfinished
 
 _WAIT_S, _POLL_S = 30.0, 0.02  # for other runs that move files into the same folder
+PARTIAL = ".partial"  # what names of hidden folders end in
 _DEPTH = 3  # maximum depth of a graph file below the folder in which its set is staged
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF}
 
@@ -35,7 +36,7 @@ def hidden_folder(root: Path, name: str) -> Iterator[Path]:
     import secrets  # imported here, because commands that only read a model must start fast
     import shutil
 
-    path = root / f".{name}.{secrets.token_hex(4)}.partial"
+    path = root / f".{name}.{secrets.token_hex(4)}{PARTIAL}"
     missing = [folder for folder in (root, *root.parents) if not folder.exists()]
     unfinished.add(path)
     try:
@@ -95,7 +96,7 @@ def remove_stages(output: Path) -> None:
     import logging
     import shutil
 
-    name = re.compile(rf"\.{re.escape(output.name)}\.[0-9a-f]{{8}}\.partial", re.DOTALL)
+    name = re.compile(rf"\.{re.escape(output.name)}\.[0-9a-f]{{8}}{re.escape(PARTIAL)}", re.DOTALL)
     for root in list(output.parents)[:_DEPTH]:
         with suppress(OSError):
             leftovers = [path for path in root.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]

@@ -30,6 +30,7 @@ from onnxtool.export.run import export_model, stamped_date
 from onnxtool.export.source import Source
 from onnxtool.export.targets import TARGETS
 from onnxtool.model_file import ModelFile, check_not_input, check_writable, staged
+from onnxtool.model_file.commits import PARTIAL
 from onnxtool.model_file.metadata import HEAD_KEY, TASK_KEY, WEIGHTS_KEY, License
 from onnxtool.optimize.options import BLOCKS, EIGHT_BITS, QUANTIZED, OptimizeOptions
 from onnxtool.optimize.run import optimize_model
@@ -142,11 +143,16 @@ def _holds_release(output: Path) -> bool:
     """
     check_not_input(output)
     check_writable(output / FACTS_NAME, force=True)
-    if not output.exists() or (output.is_dir() and not any(path.is_file() for path in output.rglob("*"))):
-        return False
-    if not (output / FACTS_NAME).is_file():
+    if (output / FACTS_NAME).is_file():
+        return True
+    files = [path.relative_to(output) for path in output.rglob("*") if path.is_file()] if output.is_dir() else [output]
+    if files and all(path.parts[0].endswith(PARTIAL) for path in files):  # what killed runs left is removed by now
+        raise OutputExistsError(
+            f"another run is making a release in {output}", "wait for it, or name another output in the configuration"
+        )
+    if files and output.exists():
         raise OutputExistsError(f"{output} exists and is not a release", "name another output in the configuration")
-    return True
+    return False
 
 
 def _change(output: Path, inputs: Mapping[str, str]) -> str:

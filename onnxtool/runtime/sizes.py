@@ -83,7 +83,7 @@ def read_sizes(texts: Sequence[str] | str, model: ModelFile) -> dict[str, Sizes]
         if not axes or sizes.keys() != {*axes}:
             example = ",".join(f"{axis}=1" for axis in axes)
             raise OptionError(
-                f"--sizes {text} does not give each dynamic axis of {model.path} a size: "
+                f"--sizes {text} does not state the sizes of exactly the dynamic axes of {model.path}: "
                 f"{', '.join(axes) or 'it has none'}",
                 f"pass --sizes {example}" if axes else "leave --sizes out",
             )

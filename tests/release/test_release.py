@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from onnxtool.errors import GateError, InputError, OnnxtoolError, OutputExistsError
+from onnxtool.model_file.commits import hidden_folder
 from onnxtool.release.check import check_release
 from onnxtool.release.config import ReleaseConfig, read_config
 from onnxtool.release.facts import FACTS_NAME, WEIGHTS, facts_text, read_facts
@@ -257,6 +258,16 @@ def test_a_folder_that_is_no_release_is_not_replaced(folder: Path) -> None:
     (folder / "out" / FACTS_NAME).unlink()
     with pytest.raises(OutputExistsError, match="is not a release"):
         make_release(config, force=True)
+
+
+def test_a_folder_that_another_run_makes_a_release_in_is_named_as_such(folder: Path) -> None:
+    """Not as a folder with something else."""
+    config = read_config(folder / "release.toml")
+    shutil.rmtree(folder / "out")
+    with hidden_folder(folder / "out", FACTS_NAME) as stage:
+        (stage / "files" / "model.onnx").write_bytes(b"")
+        with pytest.raises(OutputExistsError, match="another run is making a release"):
+            make_release(config)
 
 
 def test_files_of_the_older_release_go(made: Path, replaced: Path) -> None:
