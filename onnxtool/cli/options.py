@@ -228,6 +228,7 @@ def _protect_inputs(context: click.Context) -> None:
     for name, writes, path in paths:
         is_input = isinstance(path, Path) and name.startswith("--") and not writes and path != STDOUT
         if is_input and name not in found_by_library and not path.expanduser().exists():
+            path.expanduser().absolute()  # an error of its own where the working directory was removed
             raise InputError(f"no such input file: {path}", f"check {name}")
     note_input(*(Path(path).expanduser() for _, writes, path in paths if not writes))
     outputs: dict[Path, str] = {}

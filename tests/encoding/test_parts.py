@@ -227,7 +227,7 @@ def test_what_differs_from_the_first_part_is_an_error(
     elif fault == "model":
         model.write_bytes(model.read_bytes() + b"\x32\x00")
     elif fault == "version":
-        monkeypatch.setattr("onnxtool.encoding.manifest.__version__", "0.0.1")
+        monkeypatch.setattr("onnxtool.version.__version__", "0.0.1")
     elif fault == "split_bytes":
         options = replace(OPTIONS, split_bytes=1999)
     elif fault == "format":

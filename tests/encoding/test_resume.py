@@ -154,7 +154,7 @@ def test_vectors_of_an_older_kind_of_digest_are_refused_by_name(tmp_path: Path, 
     assert content["identity"]["versions"].pop("shard_digest")
     path.write_text(json.dumps(content))
     before = sorted((tmp_path / "vectors").iterdir())
-    with pytest.raises(OutputExistsError, match="versions shard_digest: None, now 2") as caught:
+    with pytest.raises(OutputExistsError, match="shard_digest: none, now 2") as caught:
         encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     assert "--force" in caught.value.hint
     assert sorted((tmp_path / "vectors").iterdir()) == before

@@ -228,7 +228,7 @@ def test_every_input_counts_and_no_path(folder: Path, tmp_path: Path, monkeypatc
     assert changed(f"{calibrated}[benchmark]\nruns = 3\n") == {"options", "processor"}
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     assert changed(calibrated) == {"date"}
-    monkeypatch.setattr("onnxtool.release.run.installed", lambda _: "0.1")
+    monkeypatch.setattr("onnxtool.version.installed", lambda _: "0.1")
     assert changed(calibrated) == {"date", "versions"}
 
 
