@@ -59,7 +59,10 @@ def _is_importing_torch() -> bool:
 
 def _raise_later(number: int) -> None:
     time.sleep(_POLL_S)
-    signal.raise_signal(number)
+    if sys.platform == "win32":
+        signal.raise_signal(number)
+    else:  # to the main thread, which may wait for something: a signal to this one would not wake it
+        os.kill(os.getpid(), number)
 
 
 def ignore_signals() -> None:
