@@ -245,6 +245,7 @@ def test_pairs_are_two_inputs(reranker: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("brief_proof")
+@pytest.mark.slow
 def test_a_table_of_vectors_alone_knows_that_it_takes_no_special_tokens(tmp_path: Path) -> None:
     """Which the files beside it said: the metadata has to."""
     next(case for case in CASES if case.name == "StaticEmbedding").make(tmp_path / "c", tmp_path / "base")
