@@ -44,7 +44,7 @@ _COUNTS = {"model": 5_000, "document": 1_000, "checkpoint": 200, **dict.fromkeys
 EXPORTED = (
     ("fill-mask", "bert"),
     ("text-generation-with-past", "llama"),
-    ("image-classification", "mobilenet_v1"),
+    ("image-classification", "mobilenet_v2"),
     ("feature-extraction", "bert"),
 )
 _FILE = ("--model_path", "model.onnx")

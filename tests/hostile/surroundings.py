@@ -34,7 +34,7 @@ _HUGE_BYTES = 5 << 30
 ENCODER, WRITER, PICTURES = (
     "bert-feature-extraction",
     "llama-text-generation-with-past",
-    "mobilenet_v1-image-classification",
+    "mobilenet_v2-image-classification",
 )
 _INFER = ("infer", "--model_path", "checkpoint/model.onnx", "--quiet")
 _EXPORT = ("export", "--model_name", "checkpoint", "--output", "out.onnx", "--quiet")
@@ -357,7 +357,7 @@ def _change_json(path: Path, changes: Mapping[str, Any]) -> None:
 def _model_of(folder: Path) -> str:
     """Return what kind of model the folder has."""
     kind = json.loads((folder / "checkpoint" / "config.json").read_text("utf-8"))["model_type"]
-    return {"llama": WRITER, "mobilenet_v1": PICTURES}.get(kind, ENCODER)
+    return {"llama": WRITER, "mobilenet_v2": PICTURES}.get(kind, ENCODER)
 
 
 def _asked(folder: Path, *texts: str) -> tuple[str, ...]:
